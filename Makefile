@@ -1,0 +1,65 @@
+# The commands of the project; `make` lists them.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ONLY   ?=
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
+
+.DEFAULT_GOAL := help
+.PHONY: help cram test test-slow test-gpu book export readme pages clean needs
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+cram: $(VENV)/.run  ## install, then pretrain a small language model and report on it
+	$(BIN)/cram run
+
+test: $(VENV)/.dev  ## what every change has to pass
+	$(BIN)/python tests/book.py agree
+	$(NBTEST)
+	$(BIN)/python -m pytest
+	$(BIN)/python tests/pages.py _docs_preview
+
+test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)
+	$(NBTEST) --flags slow
+	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]  # 5: there are none
+
+test-gpu: $(VENV)/.dev  ## with what needs a GPU (cells and tests marked gpu)
+	$(NBTEST) --flags gpu
+	$(BIN)/python -m pytest -m gpu || [ $$? = 5 ]
+
+book: export  ## execute the notebooks in place (ONLY=05_architecture: that one)
+	$(BIN)/python tests/book.py run $(ONLY)
+
+export: $(VENV)/.dev  ## write the package from the notebooks, and clean them
+	$(BIN)/nbdev_export
+	$(BIN)/nbdev_clean
+
+readme: $(VENV)/.dev  ## write README.md from nbs/index.ipynb
+	$(BIN)/python tests/book.py readme
+
+pages: $(VENV)/.dev  ## build and check the site in _docs_preview/
+	$(BIN)/python tests/pages.py _docs_preview
+
+clean:  ## remove what was built, .venv too; runs/ stays
+	rm -rf $(VENV) _proc _docs _docs_preview build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Two stamps, so that nothing is installed twice: the package, and the package with the tools of its authors.
+$(VENV)/.run: settings.ini setup.py constraints.txt | needs
+	@echo "installing into $(VENV): minutes, the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) ".[dev]"
+	@touch $@
+
+needs:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed, as python3 or as make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is needed (on Debian: apt install python3-venv)"; exit 1; }
+	@command -v git >/dev/null || { echo "git is needed"; exit 1; }

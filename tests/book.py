@@ -1,0 +1,124 @@
+"""The author's chores.
+
+python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...)
+python tests/book.py readme           write README.md from nbs/index.ipynb
+python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import nbformat
+import yaml
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).resolve().parents[1]
+NBS = ROOT / "nbs"
+IMAGES = "README_files"
+QUIET = ["--IPKernelApp.log_level=CRITICAL"]
+
+
+def notebooks() -> list[Path]:
+    """Every notebook of the book."""
+    return [p for p in sorted(NBS.rglob("*.ipynb")) if not any(part[0] in "._" for part in p.relative_to(NBS).parts)]
+
+
+def nbdev(command: str, *arguments: str | Path, root: Path = ROOT):
+    """Run one of nbdev's commands."""
+    subprocess.run([Path(sys.executable).with_name(f"nbdev_{command}"), *arguments], cwd=root, check=True)
+
+
+class Author(NotebookClient):
+    """Executes a notebook as nbdev_test does: `#| eval: false` and the flags of settings.ini keep their old outputs."""
+
+    async def async_execute_cell(self, cell, cell_index, **kwargs):
+        parser = ConfigParser(delimiters=["="])
+        parser.read(ROOT / "settings.ini")
+        flags = "|".join(parser["DEFAULT"]["tst_flags"].split())
+        if re.search(rf"^#\|\s*(eval:\s*false|{flags})\b", cell.source, re.M):
+            return cell
+        return await super().async_execute_cell(cell, cell_index, **kwargs)
+
+
+def run(names: list[str]):
+    """Execute notebooks in place; one that fails is left as it was."""
+    chosen = [p for p in notebooks() if not names or str(p.relative_to(NBS).with_suffix("")) in names]
+    if not chosen:
+        sys.exit(f"no such notebook: {' '.join(names)}")
+    for path in chosen:
+        print(path.relative_to(ROOT), flush=True)
+        nb = nbformat.read(path, as_version=4)
+        try:
+            Author(nb, timeout=600, extra_arguments=QUIET, resources={"metadata": {"path": path.parent}}).execute()
+        except CellExecutionError as error:
+            sys.exit(f"{path.relative_to(ROOT)} was left as it was:\n{error}")
+        nbformat.write(nb, path)
+        nbdev("clean", "--fname", path)
+
+
+def readme() -> dict[str, bytes]:
+    """README.md and its images, by file name, as nbs/index.ipynb gives them."""
+    nb = nbformat.read(NBS / "index.ipynb", as_version=4)
+    nb.cells = [c for c in nb.cells if not re.search(r"^#\|\s*(hide|default_exp|include:\s*false)", c.source, re.M)]
+    nb.metadata.language_info = {"name": "python"}  # nbdev_clean takes it away
+    alts = {}
+    for i, cell in enumerate(nb.cells):
+        if cell.cell_type == "code":
+            found = re.search(r"^#\|\s*fig-alt:(.*)", cell.source, re.M)
+            alts[str(i)] = yaml.safe_load(found[1]) if found else ""
+            cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
+        else:
+            cell.source = re.sub(r"\]\((?![a-z]+:|#)", "](nbs/", cell.source).replace("```{mermaid}", "```mermaid")
+    body, extra = MarkdownExporter().from_notebook_node(nb, {"unique_key": "README", "output_files_dir": IMAGES})
+    body = re.sub(rf"!\[\w*\]\(({IMAGES}/README_(\d+)_)", lambda m: f"![{alts[m[2]]}]({m[1]}", body)
+    body = re.sub(r"[ \t]+$", "", body, flags=re.M)
+    body = re.sub(r"\n{3,}", "\n\n", body).strip() + "\n"
+    if quarto := re.search(r"^:::.*|(?<!\w)@[a-z]+[-\d]\w*", body, re.M):
+        sys.exit(f"nbs/index.ipynb: README.md cannot show {quarto[0]!r}: write it as plain markdown")
+    return {"README.md": body.encode(), **extra["outputs"]}
+
+
+def write_readme():
+    """Write README.md, and replace its images."""
+    shutil.rmtree(ROOT / IMAGES, ignore_errors=True)
+    for name, content in readme().items():
+        (ROOT / name).parent.mkdir(exist_ok=True)
+        (ROOT / name).write_bytes(content)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """The notebooks and the package under `root`, by path."""
+    paths = [p for pattern in ("nbs/**/*.ipynb", "cramming_nb/**/*.py") for p in root.glob(pattern)]
+    return {str(p.relative_to(root)): p.read_bytes() for p in paths if ".ipynb_checkpoints" not in p.parts}
+
+
+def agree():
+    """Export and clean a copy of the book, and name every file that this changes; then compare README.md."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        shutil.copy(ROOT / "settings.ini", copy)
+        for name in ("nbs", "cramming_nb"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "_*/"))
+        nbdev("export", root=copy)
+        nbdev("clean", root=copy)
+        ours, theirs = contents(ROOT), contents(copy)
+    stale = [f"{p}: not what `make export` gives" for p in sorted({*ours, *theirs}) if ours.get(p) != theirs.get(p)]
+    images = {str(p.relative_to(ROOT)): b"" for p in (ROOT / IMAGES).glob("*")}
+    for name, content in {**images, **readme()}.items():
+        if not (ROOT / name).exists() or (ROOT / name).read_bytes() != content:
+            stale.append(f"{name}: not what `make readme` gives")
+    print(*stale or ["notebooks, package and README.md agree"], sep="\n")
+    sys.exit(bool(stale))
+
+
+if __name__ == "__main__":
+    command, *names = sys.argv[1:] or ["help"]
+    commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree}
+    commands.get(command, lambda: sys.exit(__doc__))()

@@ -1,0 +1,314 @@
+"""The page check: every notebook as a web page, by pandoc alone.
+
+    python tests/pages.py OUT
+
+The notebooks, as nbdev prepares them for Quarto, become a small site in OUT. Every reference, citation, link and
+image is followed on the way; so are the outputs, for errors and for paths of the machine that made them. One line is
+printed for each finding (notebook, cell, what), and the exit code is 1 if there is any.
+"""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+
+import pypandoc
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section"}
+IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
+SHOWN = ["text/html", *IMAGES, "text/markdown", "text/plain"]  # the richest form of an output comes first
+LOCAL_PATH = re.compile(
+    r"(?<![\w.~:])/(?:root|home|tmp|mnt|opt|work|Users|var/folders)/[^\s'\"]*|[A-Z]:\\Users\\|site-packages[/\\]")
+FENCE = "`" * 10
+
+
+def text(value: str | list[str]) -> str:
+    """Notebooks store text as one string or as a list of lines."""
+    return value if isinstance(value, str) else "".join(value)
+
+
+def walk(node, visit):
+    """A copy of pandoc's tree in which each element, parents first, is what `visit` makes of it: one, or a list."""
+    if isinstance(node, dict):
+        return {key: walk(value, visit) for key, value in node.items()}
+    if not isinstance(node, list):
+        return node
+    made = []
+    for item in node:
+        new = visit(item) if isinstance(item, dict) and "t" in item else item
+        made += walk(new, visit) if isinstance(new, list) and new is not item else [walk(new, visit)]
+    return made
+
+
+def raw(html: str) -> dict:
+    """A block of HTML for pandoc's tree."""
+    return {"t": "RawBlock", "c": ["html", html]}
+
+
+def words(string: str) -> list[dict]:
+    """A text for pandoc's tree."""
+    return [{"t": "Str", "c": string}]
+
+
+def options(source: str) -> tuple[dict, str]:
+    """The `#| key: value` lines that open a cell, read as Quarto reads them (as YAML), and the code below them."""
+    lines = source.splitlines()
+    n = next((i for i, line in enumerate(lines) if not line.startswith("#|")), len(lines))
+    head = [line[2:].removeprefix(" ") for line in lines[:n]]
+    values = yaml.safe_load("\n".join(line for line in head if ":" in line or line.startswith(" ")))
+    return values or {}, "\n".join(lines[n:]).strip("\n")
+
+
+class Page:
+    """One notebook on its way to a page; `findings` grow as it goes."""
+
+    def __init__(self, name: str, source: Path, processed: Path, out: Path):
+        self.name, self.out, self.cell = name, out, 0
+        self.source, self.processed = (json.loads((root / name).read_text())["cells"] for root in (source, processed))
+        head = text(self.processed[0]["source"]).strip()  # nbdev makes the first cell the front matter
+        self.meta = yaml.safe_load(head.strip("-")) if head.startswith("---") else {}
+        self.href = str(Path(name).with_name(self.meta.get("output-file", Path(name).stem + ".html")))
+        self.up = "../" * name.count("/")
+        self.findings: list[str] = []
+        self.labels: dict[str, list] = {}  # label -> what a reference to it reads
+        self.links: list[tuple[int, str, str]] = []  # cell, notebook, anchor
+
+    def find(self, what: str):
+        """Note a finding of the present cell, once."""
+        line = f"{self.name} cell {self.cell}: {what}"
+        self.findings += [line] * (line not in self.findings)
+
+    def scan(self, cell: dict):
+        """Look for errors and for paths of this machine in one cell."""
+        pieces = [text(cell["source"])]
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "error" or "Traceback (most recent call last)" in text(output.get("text", "")):
+                self.find(f"an error in the output: {output.get('ename', 'a traceback')}")
+            pieces.append(text(output.get("text", "")))
+            pieces += [text(v) for k, v in output.get("data", {}).items() if k.startswith("text/") or "svg" in k]
+        for found in filter(None, map(LOCAL_PATH.search, pieces)):
+            self.find(f"a local path: {found[0]}")
+
+    def markdown(self) -> str:
+        """The notebook as one markdown text, with a comment where each cell begins."""
+        for self.cell, cell in enumerate(self.source):
+            self.scan(cell)
+        number, parts = {cell["id"]: i for i, cell in enumerate(self.source)}, []
+        for cell in self.processed:
+            self.cell = number.get(cell["id"], self.cell)  # a cell that nbdev put in counts to the one before it
+            self.scan(cell)
+            parts.append(f"<!-- cell {self.cell} -->")
+            if cell["cell_type"] == "code":
+                parts.append(self.code(cell))
+            elif cell["cell_type"] == "markdown":
+                parts.append(re.sub(r"(?m)^```\{(\w+)\}", r"```{.\1}", text(cell["source"])))
+        return "\n\n".join(parts)
+
+    def code(self, cell: dict) -> str:
+        """A code cell with its outputs, as its options want it."""
+        try:
+            given, source = options(text(cell["source"]))
+        except yaml.YAMLError:
+            self.find("cell options that are not YAML (a text with a colon needs quotes)")
+            return ""
+        if given.get("include") is False:
+            return ""
+        block = f"{FENCE} python\n{source}\n{FENCE}" if source and given.get("echo", True) else ""
+        if given.get("code-fold"):
+            block = f"<details><summary>{given.get('code-summary', 'Code')}</summary>\n\n{block}\n\n</details>"
+        shown = [self.output(output, i, given) for i, output in enumerate(cell["outputs"])]
+        caption = given.get("fig-cap") or given.get("tbl-cap", "")
+        if caption or "label" in given:
+            shown = [f"::: {{#{given.get('label', f'cell-{self.cell}')} .captioned}}", *shown, caption, ":::"]
+        return "\n\n".join([block, *(shown if given.get("output") is not False else [])])
+
+    def output(self, output: dict, i: int, given: dict) -> str:
+        """One output in its richest form; an image becomes a file beside the page."""
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        kind = next((k for k in SHOWN if k in data), "text/plain")
+        body = text(data.get(kind, ""))
+        if kind in IMAGES:
+            file = (self.out / self.href).with_name(f"{Path(self.href).stem}_{self.cell}_{i}.{IMAGES[kind]}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(body.encode() if kind == "image/svg+xml" else base64.b64decode(body))
+            kind, body = "text/html", f'<img src="{file.name}" alt="{escape(str(given.get("fig-alt", "")))}">'
+        form = {"text/html": "{=html}", "text/plain": "{.output}"}.get(kind)
+        return f"{FENCE} {form}\n{body}\n{FENCE}" if form else body
+
+    def visit(self, tree: dict, do) -> dict:
+        """Walk over the page's tree with `do`, knowing which cell each element is from."""
+        def step(e: dict):
+            if e["t"] == "RawBlock" and (mark := re.match(r"<!-- cell (\d+) -->", e["c"][1])):
+                self.cell = int(mark[1])
+            return do(e)
+        return walk(tree, step)
+
+    def label(self, identifier: str, title: list | None = None) -> list[dict]:
+        """Give a label its number; the answer opens the caption."""
+        kind = identifier.partition("-")[0]
+        if kind not in KINDS or kind == identifier:
+            return []
+        if identifier in self.labels:
+            self.find(f"the label {identifier} a second time")
+        name = f"{KINDS[kind]} {1 + sum(known.startswith(kind + '-') for known in self.labels)}"
+        self.labels[identifier] = title or words(name)
+        return [{"t": "Strong", "c": words(name + ": ")}]
+
+    def number(self, e: dict) -> dict | list:
+        """First visit: number what has a label, look at images, and spell out what only Quarto knows."""
+        kind, c = e["t"], e.get("c")
+        if kind in ("RawBlock", "RawInline"):
+            if any(not re.search(r"""\balt=(["'])\s*[^\s"']""", tag) for tag in re.findall(r"<img\b[^>]*>", c[1])):
+                self.find("an image without alt text (#| fig-alt: ...)")
+        elif kind == "Image":
+            alt = dict(c[0][2]).get("fig-alt")
+            c[0][2] += [["alt", alt]] if alt else []
+            if not (alt or c[1]):
+                self.find(f"an image without alt text: {c[2][0]}")
+        elif kind == "Header" and c[1][0].startswith("sec-"):
+            self.label(c[1][0], c[2])
+        elif kind in ("Figure", "Table"):
+            opening = self.label(c[0][0])
+            for block in c[1][1][:1]:
+                block["c"] = opening + block["c"]
+        elif kind == "Para" and c[-1]["t"] == "Str" and (found := re.fullmatch(r"\{#(eq-[\w-]+)\}", c[-1]["c"])):
+            self.label(found[1])
+            n = self.labels[found[1]][0]["c"].split()[1]
+            return [raw(f'<div class="equation" id="{found[1]}">'), e | {"c": c[:-1]}, raw(f"<span>({n})</span></div>")]
+        elif kind == "CodeBlock" and "mermaid" in c[0][1]:
+            given = dict(re.findall(r"(?m)^%%\| *([\w-]+): *\"?(.*?)\"? *$", c[1]))
+            drawing = escape(re.sub(r"(?m)^%%[|].*\n?", "", c[1]))
+            blocks = [raw(f'<pre class="mermaid">{drawing}</pre>')]
+            return self.figure(given.get("label", ""), blocks, words(given.get("fig-cap", "")))
+        elif kind == "Div":
+            (identifier, classes, attributes), blocks = c
+            if classes and classes[0].startswith("callout-"):
+                return self.callout(classes[0].removeprefix("callout-"), dict(attributes), blocks)
+            if "captioned" in classes or identifier.partition("-")[0] in ("fig", "tbl"):
+                caption = blocks.pop()["c"] if blocks and blocks[-1]["t"] == "Para" else []
+                return self.figure(identifier, blocks, caption)
+        return e
+
+    def figure(self, identifier: str, blocks: list, caption: list) -> list[dict]:
+        """Blocks with a numbered caption below."""
+        below = {"t": "Plain", "c": self.label(identifier) + caption}
+        return [raw(f'<figure id="{identifier}">'), *blocks, raw("<figcaption>"), below, raw("</figcaption></figure>")]
+
+    def callout(self, kind: str, attributes: dict, blocks: list) -> list[dict]:
+        """A callout, as a box that opens and shuts."""
+        title = words(attributes.get("title", kind.capitalize()))
+        if blocks and blocks[0]["t"] == "Header":
+            title, blocks = blocks[0]["c"][2], blocks[1:]
+        start = f'<details class="callout {kind}"{"" if attributes.get("collapse") == "true" else " open"}><summary>'
+        return [raw(start), {"t": "Plain", "c": title}, raw("</summary>"), *blocks, raw("</details>")]
+
+    def resolve(self, e: dict, pages: dict, keys: set[str], site: str) -> dict | list:
+        """Second visit: follow references, citations and links."""
+        if e["t"] == "Cite":
+            ids = [c["citationId"] for c in e["c"][0]]
+            references = [i for i in ids if i.partition("-")[0] in KINDS and "-" in i]
+            for i in ids:
+                if i not in (self.labels if i in references else keys):
+                    self.find(f"an unresolved {'reference' if i in references else 'citation'}: @{i}")
+            known = [i for i in references if i in self.labels]
+            links = [{"t": "Link", "c": [["", [], []], self.labels[i], [f"#{i}", ""]]} for i in known]
+            return [x for link in links for x in (*words("; "), link)][1:] or e
+        if e["t"] in ("Link", "Image"):
+            e["c"][2][0] = self.follow(e["c"][2][0], pages, site)
+        return e
+
+    def follow(self, url: str, pages: dict, site: str) -> str:
+        """Where a link leads on this site; anchors are looked at when all pages are there."""
+        if url.startswith(site + "/"):  # nbdev's own link from a name to its page
+            return self.up + url.removeprefix(site + "/")
+        if re.match(r"[a-z]+:", url):
+            return url
+        path, _, anchor = url.partition("#")
+        target = os.path.normpath(Path(self.name).parent / path) if path else self.name
+        if target in pages:
+            self.links.append((self.cell, target, anchor))
+            return (self.up + pages[target].href if path else "") + (f"#{anchor}" if anchor else "")
+        if not (self.out / target).exists():
+            self.find(f"a dead link: {url}")
+        return url
+
+    def pandoc(self, stdin: str, *arguments: str) -> str:
+        """Run pandoc; its warnings are findings, but for citations: `resolve` knows their cells."""
+        command = [pypandoc.get_pandoc_path(), *arguments]
+        done = subprocess.run(command, input=stdin, text=True, capture_output=True, check=False)
+        self.findings += [f"{self.name}: pandoc: {line}" for line in done.stderr.splitlines() if "Citeproc" not in line]
+        return done.stdout
+
+
+def flat(entries: list) -> list[str]:
+    """The notebooks of a sidebar, in order."""
+    return [name for e in entries for name in (flat(e["contents"]) if isinstance(e, dict) else [e])]
+
+
+def nested(entries: list, pages: dict, here: Page) -> str:
+    """The sidebar as lists of links."""
+    items = []
+    for e in entries:
+        if isinstance(e, dict):
+            items.append(f"{escape(e['section'])}{nested(e['contents'], pages, here)}")
+        elif e in pages:
+            mark = ' aria-current="page"' if e == here.name else ""
+            items.append(f'<a href="{here.up}{pages[e].href}"{mark}>{escape(pages[e].meta.get("title", e))}</a>')
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
+
+
+def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
+    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
+    names = sorted(str(p.relative_to(source)) for p in source.rglob("*.ipynb"))
+    names = [name for name in names if not re.search(r"(^|/)[._]", name)]
+    entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
+    findings = [f"sidebar.yml: {name} is missing" for name in names if name not in flat(entries)]
+    findings += [f"sidebar.yml: there is no {name}" for name in flat(entries) if name not in names]
+    keys = set(re.findall(r"(?m)^@\w+\{([^,\s]+),", bibliography.read_text()))
+    pages = {name: Page(name, source, processed, out) for name in names}
+    trees = [page.visit(json.loads(page.pandoc(page.markdown(), "--to=json")), page.number) for page in pages.values()]
+    anchors = {}
+    for page, tree in zip(pages.values(), trees, strict=True):
+        tree = page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site))
+        metadata = {"title": page.meta.get("title", page.name), "subtitle": page.meta.get("description", ""),
+                    "lang": "en", "link-citations": "true", "reference-section-title": "References"}
+        html = page.pandoc(
+            json.dumps(tree), "--from=json", "--to=html5", f"--template={Path(__file__).with_suffix('.html')}",
+            "--toc", "--toc-depth=2", "--mathml", "--citeproc", f"--bibliography={bibliography}",
+            f"--variable=up:{page.up}", f"--variable=sidebar:{nested(entries, pages, page)}",
+            *(f"--metadata={key}:{value}" for key, value in metadata.items()))
+        (out / page.href).parent.mkdir(parents=True, exist_ok=True)
+        (out / page.href).write_text(html)
+        anchors[page.name] = set(re.findall(r'\bid="([^"]+)"', html))
+    for page in pages.values():
+        for cell, target, anchor in page.links:
+            if anchor and anchor not in anchors[target]:
+                page.cell = cell
+                page.find(f"a dead link: {target}#{anchor}")
+        findings += page.findings
+    return findings
+
+
+def main():
+    # Imported here, for the processes that it starts import this file.
+    from nbdev.serve import proc_nbs
+
+    out = Path(sys.argv[1]).resolve()
+    os.chdir(ROOT)
+    site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
+    findings = build(Path("nbs"), proc_nbs(force=True, n_workers=2), out, Path("references.bib"), site)
+    print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")
+    sys.exit(bool(findings))
+
+
+if __name__ == "__main__":
+    main()

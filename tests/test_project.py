@@ -1,0 +1,112 @@
+"""The project agrees with itself: versions, chapters, size, and nothing of the machine that made it."""
+
+import ast
+import json
+import re
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from pages import LOCAL_PATH
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "cramming_nb"
+MAX_LINES = 3500
+HOSTS = re.compile(r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|conda[.]anaconda[.]org", re.I)
+
+
+def settings() -> dict[str, str]:
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini")
+    return dict(parser["DEFAULT"])
+
+
+def direct() -> list[Requirement]:
+    """What settings.ini asks for, in the core and in the extras."""
+    cfg = settings()
+    return [Requirement(r) for key in cfg if key.endswith("requirements") for r in cfg[key].split()]
+
+
+def constraints() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in pins}
+
+
+def test_setup_says_what_settings_say(monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **kwargs: given.update(kwargs))
+    path = ROOT / "setup.py"
+    exec(compile(path.read_text(), path, "exec"), {"__file__": str(path)})
+    cfg = settings()
+    assert (given["name"], given["version"]) == (cfg["lib_name"], cfg["version"])
+    assert given["install_requires"] == cfg["requirements"].split()
+    assert {f"{extra}_requirements" for extra in given["extras_require"]} == {
+        k for k in cfg if k.endswith("_requirements")
+    }
+    assert "cram=cramming_nb.cli:main" in given["entry_points"]["console_scripts"]
+
+
+@pytest.mark.parametrize("requirement", direct(), ids=str)
+def test_tested_version_is_one_we_ask_for(requirement):
+    tested = constraints()[canonicalize_name(requirement.name)]
+    exact = [s.version for s in tested.specifier if s.operator == "=="]
+    assert all(v in requirement.specifier for v in exact) if exact else tested.specifier == requirement.specifier
+
+
+def test_no_version_is_pinned_for_nothing():
+    assert set(constraints()) == {canonicalize_name(r.name) for r in direct()}
+
+
+def test_version_in_package_and_changelog():
+    version = settings()["version"]
+    assert f'__version__ = "{version}"' in (PACKAGE / "__init__.py").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+CHAPTERS = {re.sub(r"^\d+_", "", p.stem): p for p in sorted((ROOT / "nbs").glob("[0-9][0-9]_*.ipynb"))}
+
+
+def imports(chapter: Path) -> set[str]:
+    """The modules of this package that the exported cells of a notebook import."""
+    found = set()
+    for cell in json.loads(chapter.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code" or not re.search(r"^#\|\s*exports?i?\b", source, re.M):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("cramming_nb.")}
+            elif isinstance(node, ast.ImportFrom):
+                inside = node.level or (node.module or "").split(".")[0] == "cramming_nb"
+                name = (node.module or "").removeprefix("cramming_nb").strip(".")
+                found |= {name} if name and inside else {alias.name for alias in node.names} if inside else set()
+    return {name.split(".")[0] for name in found}
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_chapter_imports_only_earlier_chapters(name):
+    later = [m for m in sorted(imports(CHAPTERS[name]) & set(CHAPTERS)) if CHAPTERS[m].name >= CHAPTERS[name].name]
+    assert not later, f"{CHAPTERS[name].name} imports {later}: pass in what points back"
+
+
+def test_exported_package_stays_small():
+    sizes = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.glob("*.py") if p.name != "_modidx.py"}
+    assert sum(sizes.values()) < MAX_LINES, f"{sum(sizes.values())} exported lines, at most {MAX_LINES}: {sizes}"
+
+
+def test_no_trace_of_a_machine():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = []
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and path.suffix not in (".png", ".svg", ".ipynb"):  # the page check reads notebooks
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found += [f"{name}: {m[0]}" for pattern in (HOSTS, LOCAL_PATH) for m in pattern.finditer(text)]
+    assert not found, found
