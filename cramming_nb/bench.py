@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SIZES', 'our_step', 'reference_step', 'interleave', 'bench_train']
 
-# %% ../nbs/15_bench.ipynb #83ba61ad
-import math, statistics, time
+# %% ../nbs/15_bench.ipynb #b28c7bcc
+import statistics, time
 from collections.abc import Callable
 from dataclasses import replace
 import numpy as np
@@ -18,7 +18,7 @@ from .hardware import Hardware, keep_memory, matrix_rate
 from .objective import ObjectiveConfig, mask_rows, masked_loss
 from .optimizer import Optimizer, OptimizerConfig
 
-# %% ../nbs/15_bench.ipynb #7816cc8a
+# %% ../nbs/15_bench.ipynb #f344b79d
 SIZES = {  # architecture and rows of a micro-batch on a CPU
     "small": (Architecture(vocab_size=8192, hidden_size=256, num_layers=4, num_heads=4, ffn_size=1024), 32),
     "full": (Architecture(), 16)}
@@ -35,6 +35,7 @@ def our_step(arch: Architecture, rows: int, hardware: Hardware) -> Callable[[tor
         optimizer.step(1e-4)
     return step
 
+# %% ../nbs/15_bench.ipynb #457706da
 def reference_step(arch: Architecture, rows: int, hardware: Hardware) -> Callable[[torch.Tensor], None]:
     "One step as the paper's code takes it on this device, not compiled: float32 on a CPU, masks by argsort in the loader, two looks at the loss, plain AdamW."
     model = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.device).eval()
@@ -51,7 +52,7 @@ def reference_step(arch: Architecture, rows: int, hardware: Hardware) -> Callabl
         optimizer.zero_grad()
     return step
 
-# %% ../nbs/15_bench.ipynb #80258bc8
+# %% ../nbs/15_bench.ipynb #a7cc683d
 def interleave(steps: dict[str, Callable], ids: torch.Tensor, rounds: int = 5, repeats: int = 3) -> dict[str, list[float]]:
     "Seconds a step of each contestant, taken in turns: A B A B …; the first round is not counted."
     times = {name: [] for name in steps}
@@ -63,6 +64,7 @@ def interleave(steps: dict[str, Callable], ids: torch.Tensor, rounds: int = 5, r
             if number: times[name].append((time.perf_counter() - begun) / repeats)
     return times
 
+# %% ../nbs/15_bench.ipynb #aa4c3de9
 def bench_train(size: str = "small", rounds: int = 5) -> dict:
     "Tokens a second of our step and of the reference's, interleaved, and how much of the matrix rate ours uses."
     if size not in SIZES: raise UserError(f"size {size!r}: choose one of {', '.join(SIZES)}")

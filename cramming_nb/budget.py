@@ -11,15 +11,15 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# %% ../nbs/00_budget.ipynb #1eecb97b
-class UserError(Exception):
-    "A mistake the user can mend, told in one line: what is wrong and what would be right. `cram` exits with code 2."
-
 # %% ../nbs/00_budget.ipynb #35381179
 UNITS = {  # suffix -> (what is counted, how many of it)
     "s": ("seconds", 1), "m": ("seconds", 60), "h": ("seconds", 3600), "d": ("seconds", 86400),
     "tok": ("tokens", 1), "ktok": ("tokens", 1e3), "mtok": ("tokens", 1e6), "gtok": ("tokens", 1e9),
     "flop": ("flops", 1), "step": ("steps", 1)}
+
+# %% ../nbs/00_budget.ipynb #1eecb97b
+class UserError(Exception):
+    "A mistake the user can mend, told in one line: what is wrong and what would be right. `cram` exits with code 2."
 
 # %% ../nbs/00_budget.ipynb #0c0ce210
 @dataclass
@@ -30,19 +30,19 @@ class Spent:
     flops: float = 0.0    # floating point operations of the model, forward and backward
     steps: int = 0        # optimiser steps
 
-# %% ../nbs/00_budget.ipynb #4d43bcee
+# %% ../nbs/00_budget.ipynb #1bd40fda
 @dataclass(frozen=True)
 class Budget:
     "An amount of one unit: seconds, tokens, FLOPs or optimiser steps."
     amount: float  # in `unit`
-    unit: str      # "seconds", "tokens", "flops" or "steps"
+    unit: str      # a field of `Spent`: "seconds", "tokens", "flops" or "steps"
     text: str      # as the user wrote it
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
         "Read `24h`, `5m`, `300Mtok`, `2e17flop` or `1000step`."
         found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)([a-z]+)", text.strip().lower())
-        if not found or found[2] not in UNITS or float(found[1]) <= 0:
+        if not found or found[2] not in UNITS or not 0 < float(found[1]) < float("inf"):
             raise UserError(f"budget {text!r}: give a positive number and a unit, one of {', '.join(UNITS)}, such as 3m, 24h or 300Mtok")
         unit, scale = UNITS[found[2]]
         return cls(float(found[1]) * scale, unit, text.strip())
@@ -51,15 +51,15 @@ class Budget:
         "The share of this budget that is spent, in [0, 1]: the only thing a schedule sees."
         return min(1.0, getattr(spent, self.unit) / self.amount)
 
-    def _repr_markdown_(self): return f"**{self.text}** = {self.amount:,.0f} {self.unit}"
+    def _repr_markdown_(self): return f"**{self.text}** = {self.amount:,.10g} {self.unit}"
 
-# %% ../nbs/00_budget.ipynb #ea1e65ca
+# %% ../nbs/00_budget.ipynb #0e57aa29
 class Clock:
     "The seconds of a run: real, or rated (tokens over a rate measured beforehand), and where they went."
     def __init__(self,
                  tokens_per_second: float | None = None,  # rate of a rated clock; None reads the real time
                  seconds: float = 0.0,                    # spent before, by the run this one resumes
-                 shares: dict | None = None,              # where those went
+                 shares: dict | None = None,              # where those went, in seconds by name
                  now=time.perf_counter):                  # the time source, in seconds; a simulated one in tests
         self.rate, self.before, self.now = tokens_per_second, seconds, now
         self.shares = Counter(shares or {})
@@ -82,16 +82,19 @@ class Clock:
         try: yield
         finally: self.shares[name] += self.now() - begun
 
-# %% ../nbs/00_budget.ipynb #f17354c5
+# %% ../nbs/00_budget.ipynb #05b46e07
 GPU_TFLOPS = {  # peak low-precision TFLOP/s as the paper counts them (appendix B.1; the A4000's is its estimate)
     "RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "V100": 125, "TPUv3": 123, "TPUv4": 275, "Titan RTX": 130.5}
 
-def exaflop(device: str, hours: float, devices: int = 1) -> float:
-    "Peak compute of `devices` devices over `hours`, in exaFLOP."
+def exaflop(device: str,      # a name of GPU_TFLOPS
+            hours: float,     # how long each runs
+            devices: int = 1  # how many of them
+            ) -> float:
+    "Peak compute of `devices` devices over `hours`, in exaFLOP (10¹⁸ floating point operations)."
     return GPU_TFLOPS[device] * devices * hours * 3600 / 1e6
 
-# %% ../nbs/00_budget.ipynb #8c0d41b6
-def rule_breaches(provenance: dict) -> list[str]:
+# %% ../nbs/00_budget.ipynb #eac3f302
+def rule_breaches(provenance: dict) -> list[str]:  # keys: pretrained (names), devices, seconds
     "What keeps a run from being labelled Rules (paper, section 2): empty for a run that obeys them."
     breaches = [f"pretrained: {name}" for name in provenance.get("pretrained", [])]
     if provenance.get("devices", 1) > 1: breaches.append(f"{provenance['devices']} devices")

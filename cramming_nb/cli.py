@@ -6,17 +6,17 @@
 __all__ = ['COMMANDS', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'Recipes', 'Bench', 'Lab',
            'parse', 'main']
 
-# %% ../nbs/18_cli.ipynb #f6594384
+# %% ../nbs/18_cli.ipynb #6e2a56e9
 import contextlib, io, json, re, signal, sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 import tyro
 from tyro.conf import Positional
 from .budget import UserError
 
-# %% ../nbs/18_cli.ipynb #05e2b663
+# %% ../nbs/18_cli.ipynb #3a51e9d0
 @dataclass
 class Pretrain:
     "Pretrain a language model within a budget; the same command again resumes it."
@@ -34,16 +34,19 @@ class Pretrain:
         from cramming_nb.recipes import change, load_recipe
         from cramming_nb.run import Run, run_name
         if bad := [s for s in self.set if "=" not in s]: raise UserError(f"--set {bad[0]}: write FIELD=VALUE, such as schedule.batch_size=64")
-        changes = {key: yaml.safe_load(value) for key, value in (s.split("=", 1) for s in self.set)}
+        try: changes = {key: yaml.safe_load(value) for key, value in (s.split("=", 1) for s in self.set)}
+        except yaml.YAMLError: raise UserError(f"--set {' '.join(self.set)}: a value is no YAML; write FIELD=VALUE, such as schedule.batch_size=64") from None
         recipe = change(load_recipe(self.recipe), changes)
         name = self.name or run_name("-".join([recipe.name, *self.set]), self.source, self.budget, self.seed)
-        if Path(name).name != name: raise UserError(f"--name {name!r}: a folder name without slashes; runs live under runs/")
+        if Path(name).name != name or name == "..": raise UserError(f"--name {name!r}: a folder name without slashes; runs live under runs/")
         return Run(recipe, self.source, self.budget, self.seed, Path("runs") / name, self.data_dir)
 
     def main(self):
-        from cramming_nb.run import claim, corpus_of, pretrain_run
-        claim(run := self.run())
-        found = pretrain_run(run, corpus_of(run))
+        from cramming_nb.run import claim, corpus_of, is_claimed, pretrain_run
+        is_claimed(run := self.run())
+        corpus = corpus_of(run)
+        claim(run)
+        found = pretrain_run(run, corpus)
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
 # %% ../nbs/18_cli.ipynb #8caa4ae4
@@ -76,7 +79,7 @@ class Data:
               f"in {corpus.folder}", sep="\n")
         if self.action == "inspect": print("", *(corpus.tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in corpus.rows[:5]), sep="\n")
 
-# %% ../nbs/18_cli.ipynb #39ca4697
+# %% ../nbs/18_cli.ipynb #0dd72085
 @dataclass
 class OnRun:
     run: Positional[Path]  # a run's name under runs/, or its folder
@@ -93,6 +96,7 @@ class OnRun:
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
+# %% ../nbs/18_cli.ipynb #ab019064
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
@@ -107,6 +111,7 @@ class Glue(OnRun):
         table = ScoreTable(glue_run(run, corpus_of(run)))
         print(table._repr_markdown_(), table.coverage(), sep="\n\n")
 
+# %% ../nbs/18_cli.ipynb #51bf5978
 @dataclass
 class Report(OnRun):
     "Write a finished run's report.html again, from its record."
@@ -117,6 +122,7 @@ class Report(OnRun):
         write_text(self.folder / "report.html", report(record := self.record()))
         print(summary(record, self.folder))
 
+# %% ../nbs/18_cli.ipynb #e9dce421
 @dataclass
 class Export(OnRun):
     "Write a finished run's model, tokenizer and model card."
@@ -129,6 +135,7 @@ class Export(OnRun):
         run, record = load_run(self.folder, self.data_dir), self.record()
         print(export_model(run.folder / "checkpoints", corpus_of(run).tokenizer, run.recipe.architecture, record, self.to or run.folder / "export"))
 
+# %% ../nbs/18_cli.ipynb #ce276664
 @dataclass
 class Predict(OnRun):
     "Fill in the [MASK]s of a text with a finished run's model."
@@ -140,7 +147,7 @@ class Predict(OnRun):
         for fills in fill_mask(*load_model(self.folder / "export"), self.text, self.top):
             print("  ".join(f"{word} {chance:.1%}" for word, chance in fills))
 
-# %% ../nbs/18_cli.ipynb #1160e0ae
+# %% ../nbs/18_cli.ipynb #a4b8c5bc
 @dataclass
 class Recipes:
     "List the recipes, show one as YAML, or print what differs between two."
@@ -157,6 +164,7 @@ class Recipes:
         else:
             for key, a, b in diff(*found): print(f"{key:34} {a!s:>20} {b!s:>20}")
 
+# %% ../nbs/18_cli.ipynb #4973b9c3
 @dataclass
 class Bench:
     "Measure the training step against the reference's, interleaved."
@@ -171,6 +179,7 @@ class Bench:
         for name, rate in found["tokens_per_second"].items(): print(f"{name:12} {rate:12,.0f} tokens/s")
         print(f"ratio        {found['ratio']['reference']:12.2f} × (rounds {found['ratio_range'][0]:.2f}–{found['ratio_range'][1]:.2f})\nMFU          {found['mfu']:12.0%} of the measured matrix rate")
 
+# %% ../nbs/18_cli.ipynb #46e932f8
 @dataclass
 class Lab:
     "Execute a list of runs; those with a record are skipped."
@@ -182,7 +191,7 @@ class Lab:
         from cramming_nb.run import summary
         for record in execute_all(plan(read_list(self.list), self.folder)): print(summary(record), end="\n\n")
 
-# %% ../nbs/18_cli.ipynb #9ba5993f
+# %% ../nbs/18_cli.ipynb #89e0120a
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)
 
 def parse(argv: list[str]):
@@ -193,25 +202,33 @@ def parse(argv: list[str]):
             return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="cram", args=argv, description="Cramming: train a language model from scratch within a budget, and see how good it is.")
     except SystemExit as stop:
         if not stop.code: raise
-        words = re.sub(r"[\u2500-\u257f]|\x1b\[[0-9;]*m", " ", said.getvalue()).split()
-        raise UserError(re.split(r" (?:For full helptext|Argument helptext|Perhaps you meant|Available)", " ".join(words))[0] + "; see cram --help") from None
+        text = re.sub(r"^(.+?) \1", r"\1", " ".join(re.sub(r"[\u2500-\u257f]|\x1b\[[0-9;]*m", " ", said.getvalue()).split()))
+        meant = re.search(r"Perhaps you meant: (\S+)", text)
+        raise UserError(re.split(r" (?:For full helptext|Argument helptext|Perhaps you meant|Available)", text)[0]
+                        + (f"; did you mean {meant[1]}?" if meant else "; see cram --help")) from None
 
+# %% ../nbs/18_cli.ipynb #2f5f3b75
 def main(argv: list[str] | None = None) -> int:
     "The entry point of `cram`: 0 done, 2 a mistake told in one line, 130 and 143 interrupted with all finished work kept."
     argv = sys.argv[1:] if argv is None else argv
-    if argv in (["--version"], ["-V"]): return print(version("cramming_nb")) or 0
     def terminate(signum, frame): raise SystemExit(128 + signum)
     signal.signal(signal.SIGTERM, terminate)
-    try:
-        parse(argv or ["--help"]).main()
-        return 0
+    try: return (print(version("cramming_nb")) if argv == ["--version"] else parse(argv or ["--help"]).main()) or 0
     except UserError as error:
         print(f"cram: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cram: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.errno is None: raise
+        print(f"cram: {error.filename or 'a file'}: {error.strerror}; make room, or choose a folder you may write to", file=sys.stderr)
+        return 2
     except Exception as error:
         if (signum := getattr(error, "signum", None)) is None: raise
         print("cram: stopped and saved; the same command goes on from here", file=sys.stderr)
         return 128 + signum
+
+# %% ../nbs/18_cli.ipynb #29f8c88a
+#| eval: false
+if __name__ == "__main__": sys.exit(main())

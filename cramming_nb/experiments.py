@@ -8,13 +8,13 @@ __all__ = ['FIELDS', 'read_list', 'plan', 'execute_all']
 # %% ../nbs/17_experiments.ipynb #0cd95a03
 from pathlib import Path
 import yaml
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from .budget import Budget, UserError
 from .recipes import change, load_recipe
 from .records import RunRecord
 from .run import Run, execute, run_name
 
-# %% ../nbs/17_experiments.ipynb #f044e7bd
+# %% ../nbs/17_experiments.ipynb #145627bd
 FIELDS = dict(recipe="pocket", source="machine", budget="3m", seeds=[0], set={}, glue_dir=None, name=None)
 
 def read_list(path: Path) -> list[dict]:
@@ -24,20 +24,25 @@ def read_list(path: Path) -> list[dict]:
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries): raise UserError(f"{path}: write a list of runs, each with some of {', '.join(FIELDS)}")
     for number, entry in enumerate(entries, 1):
         if unknown := set(entry) - set(FIELDS): raise UserError(f"{path}, run {number}: unknown field {min(unknown)!r}; known are {', '.join(FIELDS)}")
+        for key, value in entry.items():
+            if not isinstance(value, type(FIELDS[key]) if FIELDS[key] is not None else str):
+                raise UserError(f"{path}, run {number}: {key} {value!r}; write it as in recipe: pocket, budget: 3m, a list of seeds: [0, 1], set: {{schedule.batch_size: 64}}")
     return [FIELDS | entry for entry in entries]
 
-def plan(entries: list[dict], folder: Path) -> list[Run]:
+# %% ../nbs/17_experiments.ipynb #44028b6c
+def plan(entries: list[dict], folder: Path, progress: bool = True) -> list[Run]:
     "The runs a list asks for: each entry once for each of its seeds."
     runs = []
     for e in entries:
         recipe = load_recipe(e["recipe"])
         recipe = change(recipe, e["set"], e["name"] or "-".join([recipe.name, *(f"{k.split('.')[-1]}={v}" for k, v in e["set"].items())]))
-        runs += [Run(recipe, e["source"], e["budget"], seed, folder / run_name(recipe.name, e["source"], e["budget"], seed), glue_dir=e["glue_dir"] and Path(e["glue_dir"])) for seed in e["seeds"]]
+        runs += [Run(recipe, e["source"], e["budget"], seed, folder / run_name(recipe.name, e["source"], e["budget"], seed), glue_dir=e["glue_dir"] and Path(e["glue_dir"]), progress=progress) for seed in e["seeds"]]
     return runs
 
-def execute_all(runs: list[Run]) -> list[RunRecord]:
+# %% ../nbs/17_experiments.ipynb #388d1420
+def execute_all(runs: list[Run], progress: bool = True) -> list[RunRecord]:
     "Run what has no record, read what has one; states the pretraining time first."
     todo = [run for run in runs if not (run.folder / "record.json").exists()]
     seconds = sum(b.amount for run in todo if (b := Budget.parse(run.budget)).unit == "seconds")
-    tqdm.write(f"{len(todo)} of {len(runs)} runs to do, {seconds / 60:.0f} minutes of pretraining and the fine-tuning after it")
-    return [execute(run) for run in tqdm(runs, "lab", unit="run")]
+    if progress: tqdm.write(f"{len(todo)} of {len(runs)} runs to do, {seconds / 60:.0f} minutes of pretraining and the fine-tuning after it")
+    return [execute(run) for run in tqdm(runs, "lab", unit="run", disable=not progress)]

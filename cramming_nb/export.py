@@ -5,24 +5,27 @@
 # %% auto #0
 __all__ = ['model_card', 'export_model', 'load_model', 'fill_mask']
 
-# %% ../nbs/14_export.ipynb #d79e5d3b
+# %% ../nbs/14_export.ipynb #31ea011a
 import json, os, shutil
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from .architecture import Architecture, MaskedLM, num_parameters
+from .architecture import Architecture, MaskedLM
 from .budget import UserError
 from .checkpoint import load_checkpoint
+from .glue import ScoreTable
 from .records import RunRecord
 from .tokenizer import MASK, save_tokenizer
 
-# %% ../nbs/14_export.ipynb #50e05cfe
+# %% ../nbs/14_export.ipynb #5e5b2ead
 def model_card(record: RunRecord, parameters: int) -> str:
     "A README for an exported model, from its run's record."
-    p = record.pretraining
+    p, scores = record.pretraining, ScoreTable(record.results)
+    results = f"\n## Fine-tuned\n\n{scores.coverage()}; scores in percent.\n\n{scores._repr_markdown_()}\n" if record.results else ""
     return f"""---
 library_name: cramming_nb
 pipeline_tag: fill-mask
@@ -38,6 +41,9 @@ A masked language model of {parameters:,} parameters, pretrained from scratch wi
 | held-out loss | {p['heldout_loss']:.3f} nats a masked token (unigram predictor: {p['unigram_entropy']:.3f}) |
 | rules | {record.provenance['rules']} |
 | trained on | {record.environment['processor']}, {record.environment['dtype']} |
+| record | {record.key} |
+{results}
+## Use
 
 ```python
 from cramming_nb.export import fill_mask, load_model
@@ -46,9 +52,15 @@ fill_mask(model, tokenizer, "the value of this [MASK]")
 ```
 """
 
-# %% ../nbs/14_export.ipynb #29ce1e0c
-def export_model(checkpoints: Path, tokenizer: Tokenizer, arch: Architecture, record: RunRecord, folder: Path) -> Path:
+# %% ../nbs/14_export.ipynb #c9b9d720
+def export_model(checkpoints: Path,      # of the run
+                 tokenizer: Tokenizer,   # that made its rows
+                 arch: Architecture,     # of its model
+                 record: RunRecord,      # for the card
+                 folder: Path) -> Path:
     "Write model.safetensors (float32), config.json, the tokenizer and a model card; whole or not at all."
+    if folder.exists() and not (folder / "model.safetensors").exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} holds something else; name a new or an empty folder")
     found = load_checkpoint(checkpoints)
     if not found: raise UserError(f"{checkpoints}: no checkpoint to export; run `cram pretrain` first")
     weights = {name.removeprefix("master."): t for name, t in found[0].items() if name.startswith("master.")}
@@ -64,6 +76,7 @@ def export_model(checkpoints: Path, tokenizer: Tokenizer, arch: Architecture, re
     finally: shutil.rmtree(part, ignore_errors=True)
     return folder
 
+# %% ../nbs/14_export.ipynb #1bc21479
 def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:
     "The model and tokenizer of an exported folder, in float32, ready to predict."
     folder = Path(folder)
@@ -73,13 +86,18 @@ def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: no exported model ({str(error).splitlines()[0]}); write one with `cram export RUN`") from None
+        raise UserError(f"{folder}: no exported model ({shorten(str(error), 160)}); write one with `cram export RUN`") from None
 
-# %% ../nbs/14_export.ipynb #b04e9e1a
+# %% ../nbs/14_export.ipynb #1d8c7f69
 @torch.no_grad()
-def fill_mask(model: MaskedLM, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
+def fill_mask(model: MaskedLM,       # as `load_model` gives it
+              tokenizer: Tokenizer,  # its own
+              text: str,             # with one [MASK] or more
+              top: int = 5,          # guesses a mask
+              ) -> list[list[tuple[str, float]]]:
     "For each [MASK] of `text`, the `top` pieces the model puts there, with their probabilities."
-    ids = torch.tensor([tokenizer.encode(text).ids])
+    if not 1 <= top <= model.encoder.arch.vocab_size: raise UserError(f"top {top}: give a number from 1 to {model.encoder.arch.vocab_size}")
+    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])  # bare, as in pretraining
     at = (ids == MASK).nonzero()[:, 1][None]
     if not at.numel(): raise UserError(f"{text!r} has no [MASK]; write one where a word is to be filled in")
     if ids.shape[1] > model.encoder.arch.max_length: raise UserError(f"the text has {ids.shape[1]} tokens; this model reads {model.encoder.arch.max_length}")

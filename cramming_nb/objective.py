@@ -46,7 +46,7 @@ def num_predicted(config: ObjectiveConfig, length: int) -> int:
     if config.exact: return round(mean)
     return min(length, math.ceil(mean + 4 * math.sqrt(mean * (1 - config.mlm_probability))))
 
-# %% ../nbs/06_objective.ipynb #ce5d6102
+# %% ../nbs/06_objective.ipynb #d4856740
 def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
               rows: Tensor,             # row numbers, int64 [B]
               epochs: Tensor,           # their epochs, int64 [B]
@@ -57,13 +57,11 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     "Masked ids [B, S], the positions to predict [B, k], the tokens that stood there [B, k], and weights [B, k] (0: not counted)."
     S, k = ids.shape[1], num_predicted(config, ids.shape[1])
     row = row_hash(seed, epochs, rows)
-    special = ids < len(SPECIAL_TOKENS)
-    chance = position_hash(row, S, 0) + (special.long() << 32)         # special tokens come last, and do not count
+    chance = position_hash(row, S, 0) + ((ids < len(SPECIAL_TOKENS)).long() << 32)  # special tokens come last, and do not count
     chance, at = (chance * S + torch.arange(S, device=ids.device)).sort(1)
     at, chance = at[:, :k], chance[:, :k] // S
     labels = ids.gather(1, at)
-    limit = 1 << 32 if config.exact else int(config.mlm_probability * 2**32)
-    counted = chance < limit
+    counted = chance < (1 << 32 if config.exact else int(config.mlm_probability * 2**32))
     if config.exact:                                                   # fixed parts of the k positions, as the paper's code
         place = torch.arange(k, device=ids.device).expand_as(at)
         hide, swap = place < round(0.8 * k), (place >= round(0.8 * k)) & (place < round(0.8 * k) + round(0.1 * k))

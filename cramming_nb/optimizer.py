@@ -12,6 +12,9 @@ import torch.nn as nn
 from torch import Tensor
 from .budget import UserError
 
+# %% ../nbs/07_optimizer.ipynb #7b390da0
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+
 # %% ../nbs/07_optimizer.ipynb #617a175d
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -23,9 +26,6 @@ class OptimizerConfig:
     weight_decay: float = 0.01       # on matrices and embeddings; never on biases and norms
     clip: float = 0.5                # global L2 norm gradients are clipped to; 0 is off
 
-# %% ../nbs/07_optimizer.ipynb #7b390da0
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-
 # %% ../nbs/07_optimizer.ipynb #d598611f
 def decay_groups(model: nn.Module) -> dict[str, list[str]]:
     "Names of the parameters that decay, matrices and the position scale, and of those that do not, biases and norms."
@@ -33,7 +33,7 @@ def decay_groups(model: nn.Module) -> dict[str, list[str]]:
     free = [name for name, _ in model.named_parameters() if name in norms or name.split(".")[-1] == "bias"]
     return dict(decay=[name for name, _ in model.named_parameters() if name not in free], no_decay=free)
 
-# %% ../nbs/07_optimizer.ipynb #aeaa430a
+# %% ../nbs/07_optimizer.ipynb #a7b9f88f
 class Optimizer:
     "An optimiser over float32 masters of a model whose own weights may be in a lower precision."
     def __init__(self, model: nn.Module, config: OptimizerConfig):
@@ -41,6 +41,7 @@ class Optimizer:
         named, self.config = dict(model.named_parameters()), config
         self.names, self.weights = list(named), list(named.values())
         self.masters = [nn.Parameter(w.detach().float().clone()) for w in self.weights]
+        self.empty = True  # nothing was accumulated since the last step
         for master in self.masters: master.grad = torch.zeros_like(master)
         by_name, groups = dict(zip(self.names, self.masters)), decay_groups(model)
         self.inner = OPTIMIZERS[config.name](
@@ -51,29 +52,30 @@ class Optimizer:
     @torch.no_grad()
     def accumulate(self):
         "Add the model's gradients to the masters', in float32, and clear them."
-        grads = [w.grad for w in self.weights]
-        torch._foreach_add_([m.grad for m in self.masters], [g.float() for g in grads])
+        (torch._foreach_copy_ if self.empty else torch._foreach_add_)([m.grad for m in self.masters], [w.grad for w in self.weights])
+        self.empty = False
         for w in self.weights: w.grad = None
 
     @torch.no_grad()
-    def step(self, lr: float, scale: Tensor | float = 1.0) -> Tensor:
+    def step(self,
+             lr: float,                   # learning rate of this step
+             scale: Tensor | float = 1.0  # what the sum of gradients is multiplied by to become their mean
+             ) -> Tensor:
         "Update the weights with the accumulated gradients times `scale`; returns the gradients' norm before clipping."
         grads = [m.grad for m in self.masters]
-        torch._foreach_mul_(grads, scale)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        if self.config.clip: torch._foreach_mul_(grads, (self.config.clip / (norm + 1e-6)).clamp(max=1.0))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) * scale
+        if self.config.clip: scale = scale * (self.config.clip / (norm + 1e-6)).clamp(max=1.0)
+        if isinstance(scale, Tensor) or scale != 1: torch._foreach_mul_(grads, scale)
         for group in self.inner.param_groups: group["lr"] = lr
         self.inner.step()
-        torch._foreach_zero_(grads)
+        self.empty = True
         torch._foreach_copy_(self.weights, self.masters)
         return norm
 
     def state(self) -> dict[str, Tensor]:
         "All tensors a resumed run needs, by name."
         tensors = {f"master.{n}": m.detach() for n, m in zip(self.names, self.masters)}
-        for name, master in zip(self.names, self.masters):
-            tensors |= {f"{key}.{name}": value for key, value in self.inner.state[master].items()}
-        return tensors
+        return tensors | {f"{key}.{n}": value for n, m in zip(self.names, self.masters) for key, value in self.inner.state[m].items()}
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]):

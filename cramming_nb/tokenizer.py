@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'NORMALIZERS', 'TOKENIZERS', 'paper_normalizer',
-           'unicode_normalizer', 'wordpiece', 'bpe', 'unigram', 'train_tokenizer', 'save_tokenizer', 'WordTable',
-           'ragged', 'deleted_characters', 'WordPieces', 'piece_cost']
+           'unicode_normalizer', 'wordpiece', 'bpe', 'unigram', 'inner_pieces', 'without_specials', 'train_tokenizer',
+           'save_tokenizer', 'WordTable', 'ragged', 'piece_cost', 'deleted_characters', 'WordPieces']
 
-# %% ../nbs/02_tokenizer.ipynb #5d09769c
+# %% ../nbs/02_tokenizer.ipynb #f6bf212d
 import itertools, json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 import numpy as np
@@ -20,11 +20,11 @@ from .budget import UserError
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # their ids are their places, always
 PAD, UNK, CLS, SEP, MASK = range(5)
 
-# %% ../nbs/02_tokenizer.ipynb #61842f78
+# %% ../nbs/02_tokenizer.ipynb #f8463931
 def paper_normalizer() -> normalizers.Normalizer:
     "Lower case, no accents, ASCII only (paper, section 4.1)."
-    quotes = [normalizers.Replace(old, '"') for old in ("``", "''")]
-    return normalizers.Sequence([*quotes, normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(Regex(r"[^\x00-\x7F]"), "")])
+    merge = [normalizers.Replace(old, new) for old, new in (("``", '"'), ("''", '"'), (Regex(r"\s+"), " "))]
+    return normalizers.Sequence([*merge, normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(Regex(r"[^\x00-\x7F]"), "")])
 
 def unicode_normalizer() -> normalizers.Normalizer:
     "Lower case, compatibility forms joined: for text in any script."
@@ -54,7 +54,21 @@ def unigram(vocab_size: int):
 
 TOKENIZERS = {"wordpiece": wordpiece, "bpe": bpe, "unigram": unigram}
 
-# %% ../nbs/02_tokenizer.ipynb #bc8e29c7
+# %% ../nbs/02_tokenizer.ipynb #c2277e44
+def inner_pieces(texts: list[str], normalizer: normalizers.Normalizer, prefix: str = "##", most: int = 1000) -> list[str]:
+    "The `most` frequent characters of the normalised texts as pieces inside a word, the most frequent first."
+    counts = Counter()
+    for character, n in Counter(itertools.chain.from_iterable(texts)).items():
+        for c in normalizer.normalize_str(character): counts[c] += n
+    return [prefix + c for c in sorted(counts, key=lambda c: (-counts[c], c))[:most] if not c.isspace()]
+
+def without_specials(tokenizer: Tokenizer) -> Tokenizer:
+    "The tokenizer with no special tokens but ours."
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in SPECIAL_TOKENS]
+    return Tokenizer.from_str(json.dumps(state))
+
+# %% ../nbs/02_tokenizer.ipynb #7b2886d3
 def train_tokenizer(texts: Iterable[str],          # cleaned, unfiltered text; a bounded sample will do
                     vocab_size: int = 32768,       # pieces, special tokens included
                     model: str = "wordpiece",      # a name of TOKENIZERS
@@ -62,21 +76,22 @@ def train_tokenizer(texts: Iterable[str],          # cleaned, unfiltered text; a
                     ) -> Tokenizer:
     "Train a tokenizer of exactly `vocab_size` pieces whose special tokens have the ids 0 to 4."
     tokenizer, trainer = TOKENIZERS[model](vocab_size)
-    tokenizer.normalizer = NORMALIZERS[normalizer]()
+    tokenizer.normalizer, texts = NORMALIZERS[normalizer](), list(texts)
+    if model != "unigram": trainer.special_tokens = SPECIAL_TOKENS + inner_pieces(texts, tokenizer.normalizer)
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = without_specials(tokenizer)
     if tokenizer.get_vocab_size() < vocab_size:
         raise UserError(f"the text is too short for a vocabulary of {vocab_size}: it yields {tokenizer.get_vocab_size()} pieces; give more text or a smaller vocab_size")
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]",
                                                              special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)])
     return tokenizer
 
-# %% ../nbs/02_tokenizer.ipynb #83a009f5
+# %% ../nbs/02_tokenizer.ipynb #d39e2c88
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int):
     "Write what `transformers.PreTrainedTokenizerFast` loads: tokenizer.json and tokenizer_config.json."
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
     names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length, **names)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length, **names), indent=1))
 
 # %% ../nbs/02_tokenizer.ipynb #1de51fc3
 class WordTable:
@@ -97,13 +112,19 @@ def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
+# %% ../nbs/02_tokenizer.ipynb #d0ffdd52
+def piece_cost(encoding) -> int:
+    "Pieces of a word as the filter counts them: an unknown one counts as its characters."
+    if UNK not in encoding.ids: return len(encoding.ids)
+    return sum(end - start if piece == UNK else 1 for piece, (start, end) in zip(encoding.ids, encoding.offsets))
+
 # %% ../nbs/02_tokenizer.ipynb #769b0a2e
 def deleted_characters(normalizer: normalizers.Normalizer, words: list[str]) -> np.ndarray:
     "How many characters of each word the normaliser deletes, int64 [words]."
     gone = {c: not normalizer.normalize_str(c) for c in set().union(*(w for w in words if not w.isascii()))}
     return np.array([0 if word.isascii() else sum(gone[c] for c in word) for word in words], np.int64)
 
-# %% ../nbs/02_tokenizer.ipynb #6b602444
+# %% ../nbs/02_tokenizer.ipynb #77b8eb93
 class WordPieces:
     "The pieces of each word of a table, as flat ids with offsets, and what each word costs the filter."
     def __init__(self,
@@ -114,9 +135,9 @@ class WordPieces:
         tokenizer.encode_special_tokens = True  # a "[MASK]" written in a text is a word, not a mask
         for start in range(0, len(words), batch):
             for encoding in tokenizer.encode_batch(words[start:start + batch], add_special_tokens=False):
-                ids += encoding.ids
-                lengths.append(len(encoding.ids))
-                costs.append(piece_cost(encoding))
+                ids += (own := encoding.ids)
+                lengths.append(len(own))
+                costs.append(piece_cost(encoding) if UNK in own else len(own))
         tokenizer.encode_special_tokens = False
         self.ids, self.lengths = np.array(ids, np.int32), np.array(lengths, np.int64)
         self.costs = np.array(costs, np.int64) + deleted_characters(tokenizer.normalizer, words)
@@ -125,9 +146,3 @@ class WordPieces:
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         "Token ids, int32 [tokens], of a text given as word numbers, int32 [words]."
         return self.ids[ragged(self.starts[numbers], self.lengths[numbers])]
-
-# %% ../nbs/02_tokenizer.ipynb #d0ffdd52
-def piece_cost(encoding) -> int:
-    "Pieces of a word as the filter counts them: an unknown one counts as its characters."
-    if UNK not in encoding.ids: return len(encoding.ids)
-    return sum(end - start if piece == UNK else 1 for piece, (start, end) in zip(encoding.ids, encoding.offsets))

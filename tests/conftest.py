@@ -1,0 +1,223 @@
+"""A text and a recipe so small that the whole job takes seconds, and three ways to give `cram` a command."""
+
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+
+RECIPE = """\
+corpus: {vocab_size: 400, seq_length: 32, filter_threshold: 0.6, heldout: 0.05, probe: 0.3, sample: 200000}
+architecture: {max_length: 64, hidden_size: 32, num_layers: 2, num_heads: 2, ffn_size: 64, classifier_size: 32}
+optimizer: {lr: 0.003}
+schedule: {lr: wsd, batch_size: 8, batch_ramp: 0}
+training: {micro_batch_size: 8, heldout_rows: 16, validations: 5, checkpoint_fraction: 0.1}
+protocol: {epochs: 1, batch_size: 64, lr: 0.001, max_length: 64}
+"""
+THINGS = """garden river kettle lantern window engine market letter bridge harbor teacher sailor painter doctor village
+forest mountain castle island valley""".split()
+DOES = "finds keeps follows watches carries paints repairs forgets measures describes".split()
+LIKE = "old quiet small bright heavy broken careful early northern simple".split()
+WHEN = "every morning, after the rain, without a word, before winter, near the station, for the second time".split(", ")
+SYLLABLES = "ba do fen gor hul kim lar mos nur pel rov sta tun vik wex yol zan".split()
+NAMES = [(a + b).capitalize() for a in SYLLABLES for b in SYLLABLES if a != b]
+BAR = re.compile(r"\[\d\d:\d\d|\d\d:\d\d<")  # what a progress bar draws
+Said = namedtuple("Said", "code out err")  # what a command left: exit code, standard output, standard error
+
+
+def sentence(rng: random.Random) -> str:
+    a, b = rng.sample(THINGS, 2)
+    does, like, other = rng.choice(DOES), rng.choice(LIKE), rng.choice(LIKE)
+    return rng.choice(
+        [
+            f"The {like} {a} {does} the {other} {b} {rng.choice(WHEN)}.",
+            f"{rng.choice(WHEN).capitalize()} the {a} {does} a {like} {b} that nobody else remembers.",
+            f"{rng.choice(NAMES)} knows why the {like} {a} {does} {rng.choice(NAMES)} and then {rng.choice(DOES)} the {b}.",
+        ]
+    )
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Each file under a folder, hidden ones too, with what it holds."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
+    """Give `cram` a command in this process: as the shell would, but without loading torch again."""
+    from cramming_nb.cli import main
+
+    out, err, here, before = io.StringIO(), io.StringIO(), Path.cwd(), signal.getsignal(signal.SIGTERM)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        if cache:
+            patch.setenv("CRAM_CACHE", str(cache))
+        try:
+            code = main([str(a) for a in argv])
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            os.chdir(here)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def lines(err: str) -> list[str]:
+    """What was said on standard error, progress bars left out."""
+    return [line for line in re.split(r"[\r\n]+", err) if line.strip() and not BAR.search(line)]
+
+
+def child(argv: list[str], cwd: str, cache: str, output: str):
+    """The body of a process that can be killed: `cram` with its output in a file."""
+    os.environ["CRAM_CACHE"] = cache
+    os.chdir(cwd)
+    sys.stdout = sys.stderr = open(output, "w", buffering=1)
+    from cramming_nb.cli import main
+
+    sys.exit(main(argv))
+
+
+class Killable:
+    """`cram` in a process of its own, forked from a server that has loaded torch once."""
+
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["cramming_nb.run"])
+
+    def __init__(self, *argv, cwd: Path, cache: Path):
+        self.output = cwd / "output.txt"
+        self.process = self.server.Process(
+            target=child, args=([str(a) for a in argv], str(cwd), str(cache), str(self.output))
+        )
+        self.process.start()
+
+    def wait_for(self, condition, seconds: float = 300):
+        """Wait until something is true of the files; fails if the process ends before."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.is_alive(), f"ended with {self.process.exitcode}: {self.output.read_text()}"
+            assert time.monotonic() < end, self.output.read_text()
+            time.sleep(0.005)
+
+    def send(self, signum: int) -> int:
+        """Send a signal; returns the exit code (minus the signal's number if it killed)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signum)
+        return self.end()
+
+    def end(self, seconds: float = 300) -> int:
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"did not end: {self.output.read_text()}")
+        return self.process.exitcode
+
+
+class Tiny:
+    """The tiny text, its recipe, and a cache folder in which its corpus is built once."""
+
+    def __init__(self, folder: Path):
+        rng = random.Random(1)
+        docs = [
+            dict(text=" ".join(sentence(rng) for _ in range(rng.randint(5, 9))), source=f"book-{i % 3}")
+            for i in range(240)
+        ]
+        docs.append(dict(text="qzx" * 400, source="noise"))  # what the filter is there for
+        self.folder, self.cache = folder, folder / "cache"
+        self.text = write_jsonl(folder / "tiny.jsonl", docs)
+        self.recipe = folder / "tiny.yaml"
+        self.recipe.write_text(RECIPE)
+
+    def options(self, budget: str = "20ktok") -> list[str]:
+        """The arguments of `cram run` and `cram pretrain` that name this text and recipe."""
+        return [str(self.recipe), "--source", f"files:{self.text}", "--budget", budget]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Tiny:
+    return Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+class Finished:
+    """A run that is done: where it was started, its folder, and what it said."""
+
+    def __init__(self, home: Path, tiny: Tiny, said: Said):
+        self.home, self.tiny, self.said, self.folder = home, tiny, said, home / "runs" / "first"
+
+    def command(self, *argv) -> Said:
+        return command(*argv, cwd=self.home, cache=self.tiny.cache)
+
+    def copy(self, home: Path) -> "Finished":
+        """The same in another folder, to be changed there."""
+        shutil.copytree(self.folder, home / "runs" / "first")
+        return Finished(home, self.tiny, self.said)
+
+
+@pytest.fixture(scope="session")
+def finished(tiny, tmp_path_factory) -> Finished:
+    """The whole job, done once; tests that change it take a copy."""
+    home = tmp_path_factory.mktemp("home")
+    said = command("run", *tiny.options(), "--name", "first", cwd=home, cache=tiny.cache)
+    assert said.code == 0, said.err
+    return Finished(home, tiny, said)
+
+
+@pytest.fixture
+def a_copy(finished, tmp_path) -> Finished:
+    return finished.copy(tmp_path)
+
+
+@pytest.fixture
+def cram(tmp_path):
+    """`cram` as a user starts it: a new process, in a folder of the test's own."""
+
+    def start(*argv, cwd: Path = tmp_path, python: tuple = ()) -> subprocess.CompletedProcess:
+        call = [sys.executable, *python, "-c", "import sys; from cramming_nb.cli import main; sys.exit(main())"]
+        env = {**os.environ, "CRAM_CACHE": str(tmp_path / "cache")}
+        return subprocess.run([*call, *map(str, argv)], cwd=cwd, env=env, capture_output=True, text=True)
+
+    return start
+
+
+GLUE_ROWS = dict(
+    cola=[
+        dict(sentence=f"The garden {'finds' if i % 2 else 'find the the'} a kettle.", label=i % 2) for i in range(24)
+    ],
+    stsb=[
+        dict(sentence1="The sailor waits.", sentence2="The sailor " + "sings " * (i % 6), label=i % 6)
+        for i in range(24)
+    ],
+    rte=[
+        dict(sentence1="Rain fell.", sentence2="It was wet.", label=["entailment", "not_entailment"][i % 2])
+        for i in range(24)
+    ],
+)
+
+
+@pytest.fixture
+def glue(tmp_path) -> Path:
+    """A GLUE folder with three small tasks."""
+    for name, rows in dict(zip(("CoLA", "STS-B", "RTE"), GLUE_ROWS.values(), strict=True)).items():
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        write_jsonl(tmp_path / "glue" / name / "train.jsonl", rows)
+        write_jsonl(tmp_path / "glue" / name / "dev.jsonl", rows[:12])
+    return tmp_path / "glue"

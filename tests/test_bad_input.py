@@ -1,0 +1,328 @@
+"""Bad input: one line that says what is wrong and what would be right, exit code 2, and nothing half-written."""
+
+import gzip
+import json
+import math
+import resource
+import shlex
+import shutil
+from errno import EROFS
+from os import geteuid, strerror
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from conftest import GLUE_ROWS, command, contents, lines, write_jsonl
+
+from cramming_nb.budget import Budget, UserError
+from cramming_nb.recipes import RECIPES, change
+
+
+@pytest.fixture(scope="session")
+def bad(tiny, tmp_path_factory) -> Path:
+    """A folder of everything that is wrong with files."""
+    folder, text = tmp_path_factory.mktemp("bad"), tiny.text.read_bytes()
+    files = {
+        "empty.jsonl": b"",
+        "empty.zst": b"",
+        "blank.txt": b" \n\n ",
+        "cut.jsonl": text[: len(text) // 2 + 7],
+        "cut.jsonl.gz": gzip.compress(text)[:-3000],
+        "cut.jsonl.zst": bytes(pyarrow.compress(text, "zstd", asbytes=True))[:-3000],
+        "fake.jsonl.gz": b"not packed at all",
+        "fake.jsonl.zst": b"not packed at all",
+        "fake.parquet": b"no table, either",
+        "list.jsonl": b"[1, 2]\n",
+        "number.jsonl": b'{"text": 7}\n',
+        "picture.png": b"\x89PNG",
+        "list.yaml": b"- a\n- b\n",
+        "torn.yaml": b"corpus: {vocab_size: [",
+        "field.yaml": b"corpus: {vocabulary: 400}\n",
+        "part.yaml": b"corps: {vocab_size: 400}\n",
+        "lab-scalar.yaml": b"pocket\n",
+        "lab-field.yaml": b"- {recipes: pocket}\n",
+        "lab-recipe.yaml": b"- {recipe: pokcet}\n",
+        "lab-number.yaml": b"- {recipe: 3}\n",
+        "lab-budget.yaml": b"- {budget: 3x}\n",
+        "lab-minutes.yaml": b"- {budget: 3}\n",
+        "lab-seeds.yaml": b"- {seeds: 3}\n",
+        "lab-set.yaml": b"- {set: [schedule.batch_size]}\n",
+        "lab-torn.yaml": b"- {recipe: [",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    rows = [json.loads(line) for line in text.splitlines()]
+    write_jsonl(folder / "column.jsonl", [dict(body=row["text"]) for row in rows])
+    write_jsonl(
+        folder / "short.jsonl", [dict(text=f"The {word} waits here.") for word in ("garden", "kettle", "river")]
+    )
+    write_jsonl(folder / "two.jsonl", rows[:2])
+    write_jsonl(folder / "few.jsonl", rows[:12])
+    write_jsonl(folder / "greek.jsonl", [dict(text=f"λόγος {i} καὶ θάλασσα καὶ γῆ καὶ οὐρανός") for i in range(300)])
+    table = pyarrow.table({"text": [row["text"] for row in rows]})
+    pyarrow.parquet.write_table(table, folder / "cut.parquet")
+    (folder / "cut.parquet").write_bytes((folder / "cut.parquet").read_bytes()[:-2000])
+    (folder / "folder.jsonl").mkdir()
+    (folder / "glue-none").mkdir()
+    return folder
+
+
+def refused(said, *words: str):
+    """Exit code 2, and on standard error one line that holds all the words."""
+    assert said.code == 2, said.out + said.err
+    assert len(found := lines(said.err)) == 1, said.err
+    assert found[0].startswith("cram: ")
+    assert not [word for word in words if word not in found[0]], found[0]
+
+
+RUN = "run {tiny} --source files:{text} --budget 1ktok"
+SOURCE = "run {tiny} --budget 1ktok --source files:{bad}/"
+RECIPE = "run {bad}/%s --source files:{text} --budget 1ktok"
+BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would be right)
+    "command": ("rnu", "rnu", "cram --help"),
+    "option": (f"{RUN} --sourse x", "--sourse", "--source"),
+    "argument": (f"{RUN} more", "more", "--help"),
+    "seed": (f"{RUN} --seed x", "--seed", "'x'"),
+    "seed negative": (f"{RUN} --seed -1", "seed", "-1"),
+    "action": ("recipes shwo", "shwo", "show"),
+    "names": ("recipes diff pocket", "diff", "2 names"),
+    "no run named": ("predict", "run", "predict"),
+    "recipe": ("run pokcet", "pokcet", "did you mean pocket"),
+    "recipe missing": ("run my.yaml", "my.yaml", "No such file"),
+    "recipe list": (RECIPE % "list.yaml", "list.yaml", "cram recipes show"),
+    "recipe torn": (RECIPE % "torn.yaml", "torn.yaml", "line 1"),
+    "recipe field": (RECIPE % "field.yaml", "vocabulary", "corpus.vocab_size"),
+    "recipe part": (RECIPE % "part.yaml", "corps", "corpus"),
+    "source": ("run {tiny} --source web:text", "web:text", "files:GLOB"),
+    "source empty": ("run {tiny} --source files:", "files:", "no such file"),
+    "source package": ("run {tiny} --source machine:nosuch", "nosuch", "numpy"),
+    "budget unit": ("run {tiny} --budget 3x", "'3x'", "3m"),
+    "budget number": ("run {tiny} --budget fast", "'fast'", "3m"),
+    "budget zero": ("run {tiny} --budget 0m", "'0m'", "positive"),
+    "set no value": (f"{RUN} --set schedule.batch_size", "schedule.batch_size", "FIELD=VALUE"),
+    "set field": (f"{RUN} --set corpus.oder=random", "corpus.oder", "corpus.order"),
+    "set type": (f"{RUN} --set schedule.batch_size=many", "'many'", "int"),
+    "set choice": (f"{RUN} --set corpus.order=best", "'best'", "sentence_length"),
+    "set yaml": (f"{RUN} --set corpus.order=[", "corpus.order", "FIELD=VALUE"),
+    "set heads": (f"{RUN} --set architecture.num_heads=5", "hidden_size 32", "num_heads 5"),
+    "name slash": (f"{RUN} --name a/b", "'a/b'", "without slashes"),
+    "name above": (f"{RUN} --name ..", "'..'", "folder name"),
+    "file missing": (SOURCE + "nosuch.jsonl", "nosuch.jsonl", "no such file"),
+    "file folder": (SOURCE + "folder.jsonl", "folder.jsonl", "no such file"),
+    "file kind": (SOURCE + "picture.png", ".png", ".jsonl"),
+    "file empty": (SOURCE + "empty.jsonl", "0 usable documents", "at least 3"),
+    "file blank": (SOURCE + "blank.txt", "0 usable documents", "at least 3"),
+    "zst empty": (SOURCE + "empty.zst", "empty.zst", ".jsonl"),
+    "jsonl cut": (SOURCE + "cut.jsonl", "cut.jsonl, line", "cut off"),
+    "gz cut": (SOURCE + "cut.jsonl.gz", "cut.jsonl.gz", "again"),
+    "zst cut": (SOURCE + "cut.jsonl.zst", "cut.jsonl.zst", "again"),
+    "parquet cut": (SOURCE + "cut.parquet", "cut.parquet", "again"),
+    "gz fake": (SOURCE + "fake.jsonl.gz", "fake.jsonl.gz", "again"),
+    "zst fake": (SOURCE + "fake.jsonl.zst", "fake.jsonl.zst", "again"),
+    "parquet fake": (SOURCE + "fake.parquet", "fake.parquet", "again"),
+    "column": (SOURCE + "column.jsonl", "'text'", "columns: body", "#COLUMN"),
+    "column asked for": (SOURCE + "column.jsonl#bdy", "'bdy'", "columns: body"),
+    "rows no objects": (SOURCE + "list.jsonl", "list.jsonl", "'text'"),
+    "text a number": (SOURCE + "number.jsonl", "number.jsonl", "'text'"),
+    "text short": (SOURCE + "short.jsonl", "too short", "vocab_size"),
+    "text two": (SOURCE + "two.jsonl", "2 usable documents", "at least 3"),
+    "text Greek": (SOURCE + "greek.jsonl", "would delete", "unicode"),
+    "text filtered": (f"{RUN} --set corpus.filter_threshold=0.0001", "leaves 0", "filter_threshold"),
+    "rows too long": (f"{RUN} --set corpus.seq_length=20000", "too short", "more text"),
+    "glue missing": (f"{RUN} --glue-dir nosuch", "nosuch", "CoLA/"),
+    "glue empty": (f"{RUN} --glue-dir {{bad}}/glue-none", "glue-none", "CoLA/"),
+    "lab missing": ("lab nosuch.yaml", "nosuch.yaml", "No such file"),
+    "lab no list": ("lab {bad}/lab-scalar.yaml", "list of runs", "recipe, source"),
+    "lab field": ("lab {bad}/lab-field.yaml", "'recipes'", "recipe, source"),
+    "lab recipe": ("lab {bad}/lab-recipe.yaml", "pokcet", "did you mean pocket"),
+    "lab recipe number": ("lab {bad}/lab-number.yaml", "3", "recipe"),
+    "lab budget": ("lab {bad}/lab-budget.yaml", "'3x'", "3m"),
+    "lab budget number": ("lab {bad}/lab-minutes.yaml", "3", "3m"),
+    "lab seeds": ("lab {bad}/lab-seeds.yaml", "seeds", "list"),
+    "lab set": ("lab {bad}/lab-set.yaml", "set", "schedule.batch_size"),
+    "lab torn": ("lab {bad}/lab-torn.yaml", "lab-torn.yaml", "line 1"),
+    "bench": ("bench --size huge", "'huge'", "small"),
+    "run unknown": ("predict nosuch 'a [MASK]'", "nosuch", "cram run"),
+    "report unknown": ("report nosuch", "nosuch", "cram run"),
+}
+
+
+@pytest.mark.parametrize("text", BAD_COMMANDS.values(), ids=BAD_COMMANDS)
+def test_bad_input_is_refused_in_one_line(text, bad, tiny, tmp_path):
+    argv, *words = text
+    argv = [a.format(tiny=tiny.recipe, text=tiny.text, bad=bad) for a in shlex.split(argv)]
+    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), *words)
+    assert contents(tmp_path) == {}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_text_too_short_for_probes_is_refused_before_pretraining(bad, tiny, tmp_path):
+    argv = ["run", tiny.recipe, "--source", f"files:{bad / 'few.jsonl'}", "--budget", "1ktok"]
+    said = command(*argv, "--set", "corpus.vocab_size=200", cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, "need 8", "--glue-dir")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["schedule.batch_size=0", "training.micro_batch_size=0", "training.validations=0", "training.heldout_rows=0"]
+    + ["corpus.seq_length=0", "corpus.vocab_size=3", "corpus.heldout=0", "corpus.probe=2", "protocol.batch_size=0"]
+    + ["objective.mlm_probability=0", "objective.mlm_probability=1.5", "architecture.hidden_size=0"],
+)
+def test_recipe_that_cannot_run_is_refused(changed):
+    key, value = changed.split("=")
+    with pytest.raises(UserError, match=key.split(".")[1]):
+        change(RECIPES["pocket"], {key: json.loads(value)})
+
+
+@pytest.mark.parametrize("text", ["", "3", "m", "-3m", "3 m m", "1e999tok", "nanm", "3m\n4m"])
+def test_budget_is_refused(text):
+    with pytest.raises(UserError, match="such as 3m, 24h or 300Mtok"):
+        Budget.parse(text)
+
+
+def test_file_that_cannot_be_read(tiny, tmp_path):
+    memory, link = Path("/proc/self/mem"), tmp_path / "secret.txt"
+    if geteuid():
+        link.write_text("the garden")
+        link.chmod(0)
+    elif memory.exists():  # root may read everything but this
+        link.symlink_to(memory)
+    else:
+        pytest.skip("nothing here that root cannot read")
+    argv = ["run", tiny.recipe, "--source", f"files:{link}", "--budget", "1ktok"]
+    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "secret.txt", "cannot be read")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["runs", "cache"])
+def test_folder_that_is_a_file(name, tiny, tmp_path):
+    (tmp_path / name).write_text("mine")
+    refused(command("run", *tiny.options("1ktok"), cwd=tmp_path, cache=tmp_path / "cache"), name)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("verb", ["run", "pretrain", "data"])
+def test_read_only_disk(verb, tiny, tmp_path, monkeypatch):
+    def mkdir(path, *more, **options):
+        raise OSError(EROFS, strerror(EROFS), str(path))
+
+    monkeypatch.setattr("os.mkdir", mkdir)
+    argv = tiny.options("1ktok") if verb != "data" else ["build", *tiny.options()[:3]]
+    refused(command(verb, *argv, cwd=tmp_path, cache=tmp_path / "cache"), "Read-only file system")
+    assert contents(tmp_path) == {}
+
+
+@pytest.fixture
+def disk(request):
+    """A disk on which no file may grow beyond some bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, before[1]))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+FULL = {"recipe": 500, "tokenizer": 3_000, "rows": 40_000, "checkpoint": 150_000}
+
+
+@pytest.mark.parametrize("disk", FULL.values(), ids=FULL, indirect=True)
+def test_full_disk(disk, tiny, tmp_path):
+    argv = ["pretrain", *tiny.options("2ktok"), "--name", "full"]
+    said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    disk()
+    refused(said, "write")
+    assert not [p for p in tmp_path.rglob(".*")], "half-written files"
+    assert not [p for p in tmp_path.rglob("step-*")]
+    said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")  # there is room again
+    assert said.code == 0 and "held-out loss" in said.out
+
+
+COLA, STSB = GLUE_ROWS["cola"][0], GLUE_ROWS["stsb"][0]
+BAD_GLUE = {  # name: (file, its content or None, words of the line)
+    "json": ("CoLA/train.jsonl", '{"sentence": "cut o', "line 1", "not JSON"),
+    "column": ("CoLA/train.jsonl", json.dumps(dict(text="a", label=1)), "'sentence'", "label"),
+    "one sentence": ("STS-B/dev.jsonl", json.dumps(dict(sentence1="a", label=1)), "'sentence2'", "sentence1"),
+    "no object": ("CoLA/dev.jsonl", "[1]", "line 1", "sentence and label"),
+    "label": ("CoLA/train.jsonl", json.dumps(COLA | dict(label=2)), "label 2", "0, 1"),
+    "word": ("RTE/dev.jsonl", json.dumps(dict(sentence1="a", sentence2="b", label="maybe")), "'maybe'", "entailment"),
+    "no number": ("STS-B/train.jsonl", json.dumps(STSB | dict(label="high")), "'high'", "number"),
+    "not a number": ("STS-B/train.jsonl", json.dumps(STSB | dict(label=math.nan)), "nan", "number"),
+    "empty": ("RTE/train.jsonl", "", "RTE/train.jsonl", "empty"),
+    "no dev": ("CoLA/dev.jsonl", None, "dev.jsonl is missing", "CoLA"),
+    "second line": ("CoLA/dev.jsonl", f"{json.dumps(COLA)}\n{{}}", "line 2", "'sentence'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_GLUE.values(), ids=BAD_GLUE)
+def test_malformed_glue(what, tiny, glue, tmp_path):
+    name, content, *words = what
+    (glue / name).unlink() if content is None else (glue / name).write_text(content)
+    said = command("run", *tiny.options("1ktok"), "--glue-dir", glue, cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, Path(name).parent.name, *words)
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
+
+
+def test_line_separators_within_a_sentence_are_text(glue):
+    from cramming_nb.glue import load_glue
+
+    row = dict(sentence="one\u2028two\x85three", label=1)
+    (glue / "CoLA" / "dev.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load_glue(glue)["cola"].dev["cola"] == [(row["sentence"], None, 1)]
+
+
+BAD_ON_RUN = {  # name: (command, words of the line)
+    "no mask": ("predict first 'the old garden'", "[MASK]", "the old garden"),
+    "text too long": ("predict first '" + "garden " * 99 + "[MASK]'", "tokens", "64"),
+    "too many guesses": ("predict first 'the [MASK]' --top 100000", "top", "400"),
+    "no guesses": ("predict first 'the [MASK]' --top 0", "top", "1"),
+    "export over a folder": ("export first --to mine", "mine", "empty"),
+    "export over a file": ("export first --to mine/letter.txt", "letter.txt", "empty"),
+    "run": ("glue frist", "frist", "first"),
+    "glue": ("glue first --glue-dir nosuch", "nosuch", "CoLA/"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ON_RUN.values(), ids=BAD_ON_RUN)
+def test_bad_input_leaves_a_run_alone(what, a_copy):
+    argv, *words = what
+    (a_copy.home / "mine").mkdir()
+    (a_copy.home / "mine" / "letter.txt").write_text("dear")
+    before = contents(a_copy.home)
+    said = a_copy.command(*shlex.split(argv))
+    assert contents(a_copy.home) == before
+    refused(said, *words)
+
+
+@pytest.mark.parametrize("verb", ["report first", "export first", "predict first 'a [MASK]'", "glue first"])
+def test_run_that_only_began(verb, finished, tmp_path):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    for name in ("recipe.yaml", "run.json"):
+        shutil.copy(finished.folder / name, tmp_path / "runs" / "first")
+    refused(command(*shlex.split(verb), cwd=tmp_path, cache=finished.tiny.cache), "first", "cram ")
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "run.json", "record.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_damaged_run_folder(name, content, a_copy):
+    (a_copy.folder / name).write_text(content)
+    refused(a_copy.command("run", *a_copy.tiny.options(), "--name", "first"), name)
+
+
+DAMAGE = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "flipped": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
+}
+PARTS = ["train.bin", "heldout.bin", "tokenizer.json", "probe.jsonl", "manifest.json"]
+
+
+@pytest.mark.parametrize("name, how", [(n, h) for n in PARTS for h in DAMAGE if (n, h) != ("manifest.json", "flipped")])
+def test_damaged_corpus(name, how, finished, tmp_path):
+    cache = tmp_path / "cache"
+    shutil.copytree(finished.tiny.cache, cache)
+    (path,) = cache.glob(f"corpus-*/{name}")
+    path.write_bytes(DAMAGE[how](path.read_bytes()))
+    said = command("run", *finished.tiny.options("1ktok"), "--name", "other", cwd=tmp_path, cache=cache)
+    refused(said, str(path.parent), "damaged", "delete")
+    assert not (tmp_path / "runs").exists()

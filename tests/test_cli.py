@@ -1,0 +1,115 @@
+"""The command answers at once, explains each of its options, and says what it printed."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import yaml
+from conftest import command, lines
+
+from cramming_nb.cli import COMMANDS
+from cramming_nb.recipes import RECIPES, flat, load_recipe
+
+HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "numpy", "pyarrow", "transformers"}
+
+
+@pytest.mark.parametrize("argv", ["--help", "--version", "run --help"])
+def test_answers_without_loading_torch(argv, cram):
+    said = cram(*argv.split(), python=("-X", "importtime"))
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in said.stderr.splitlines() if "import time:" in line}
+    assert said.returncode == 0 and "tyro" in loaded
+    assert not HEAVY & loaded
+    assert said.stdout.strip()
+
+
+def test_module_is_the_command():
+    call = [sys.executable, "-m", "cramming_nb.cli"]  # as torchrun starts it
+    said = subprocess.run([*call, "--version"], capture_output=True, text=True)
+    assert (said.returncode, said.stdout.strip()) == (0, version("cramming_nb"))
+    said = subprocess.run([*call, "recipes", "show"], capture_output=True, text=True)
+    assert said.returncode == 2 and said.stderr.startswith("cram: ")
+
+
+def test_help_lists_every_command(tmp_path):
+    for argv in (["--help"], []):
+        said = command(*argv, cwd=tmp_path)
+        assert said.code == 0
+        assert [name for name in COMMANDS if not re.search(rf"^\W*{name}\b", said.out, re.M)] == []
+
+
+def explained(text: str) -> dict[str, str]:
+    """What a help text says about each option and argument: {first words: the rest}."""
+    boxed = [line[2:].rstrip("│ ") for line in text.splitlines() if line.startswith("│ ")]
+    found, entry = {}, ""
+    for line in boxed:
+        if re.match(r"\S", line):
+            entry, _, rest = line.partition("  ")
+            found[entry] = rest.strip()
+        elif entry:
+            found[entry] += " " + line.strip()
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_each_field_and_its_default(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = subprocess.run([sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8")
+    found = {entry: text for entry, text in explained(said.stdout).items() if not entry.startswith("-h")}
+    fields = dataclasses.fields(COMMANDS[name])
+    assert said.returncode == 0 and len(found) == len(fields), found
+    for entry, text in found.items():
+        meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required\))?", text).groups()
+        assert default, f"{entry}: no default"
+        assert len(meaning.split()) >= 2, f"{entry}: {meaning!r} explains nothing"
+    for field in fields:
+        if field.default not in (dataclasses.MISSING, None, (), ""):
+            assert f"(default: {field.default})" in " ".join(found.values()), field.name
+
+
+def test_recipes_are_listed(tmp_path):
+    said = command("recipes", cwd=tmp_path)
+    assert [line.split()[0] for line in said.out.splitlines()] == list(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shown_recipe_is_the_recipe(name, tmp_path):
+    (tmp_path / "my.yaml").write_text(command("recipes", "show", name, cwd=tmp_path).out)
+    assert flat(load_recipe(str(tmp_path / "my.yaml"))) == flat(RECIPES[name])
+    said = command("recipes", "diff", name, "my.yaml", cwd=tmp_path)
+    assert said.code == 0 and not re.search(r"\w+\.\w+", said.out)
+
+
+def test_changed_recipe_differs_in_what_was_changed(tmp_path):
+    fields = yaml.safe_load(command("recipes", "show", "pocket", cwd=tmp_path).out)
+    fields["schedule"]["batch_size"] = 77
+    fields["optimizer"]["betas"] = [0.9, 0.5]
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(fields))
+    said = command("recipes", "diff", "pocket", "my.yaml", cwd=tmp_path)
+    rows = {row.split()[0]: row for row in said.out.splitlines()}
+    assert set(rows) == {"schedule.batch_size", "optimizer.betas"}
+    assert rows["schedule.batch_size"].split() == ["schedule.batch_size", "32", "77"]
+
+
+def test_options_set_what_they_say(tiny, tmp_path):
+    for words, mistake in {
+        "--set corpus.normalizer=unicode schedule.batch_size=16 optimizer.lr=1e-2": None,
+        "--set corpus.order=random --seed 3": None,
+        "--set optimizer.betas=[0.9,0.99]": None,
+        "--set optimizer.betas=0.9": "optimizer.betas",
+        "--set schedule.batch_size=1.5": "schedule.batch_size",
+        "--set architecture.embedding_norm=maybe": "architecture.embedding_norm",
+    }.items():
+        argv = ["run", tiny.recipe, "--source", "files:nosuch", "--budget", "1ktok", *shlex.split(words)]
+        said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+        assert said.code == 2 and len(lines(said.err)) == 1
+        assert (mistake or "nosuch") in said.err  # without a mistake, the text is the next thing to be missed
+
+
+def test_real_process_exits_with_the_code(cram):
+    said = cram("predict", "nosuch", "a [MASK]")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("cram: no run 'nosuch'") and said.stderr.count("\n") == 1

@@ -1,0 +1,247 @@
+"""The whole job on a tiny text: what a run leaves, and what the other commands make of it."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from conftest import command, contents, lines, write_jsonl
+
+from cramming_nb.records import RunRecord, report
+
+FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html"]
+PROBES = {"order", "source", "adjacent", "relation", "overlap"}
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, its text, and which tags are still open."""
+
+    VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.text, self.open = [], "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def record(finished) -> RunRecord:
+    return RunRecord.read(finished.folder / "record.json")
+
+
+def test_run_folder_has_all_it_should(finished):
+    assert [name for name in FILES if not (finished.folder / name).read_text().strip()] == []
+    assert list((finished.folder / "checkpoints").glob("step-*/*.safetensors"))
+    assert {path.name.split("-")[0] for path in (finished.folder / "glue").iterdir()} == PROBES
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(
+        contents(finished.folder / "export")
+    )
+    assert not list(finished.home.rglob(".*")) and not list(finished.tiny.cache.rglob(".*"))
+
+
+def test_record_says_what_was_done(finished, record):
+    p = record.pretraining
+    assert (record.budget, record.seed, record.recipe["name"]) == ("20ktok", 0, "tiny")
+    assert 20_000 <= p["spent"]["tokens"] < 20_000 + 8 * 32  # at most a micro-batch over the budget
+    assert p["heldout_loss"] == p["curve"][-1]["heldout_loss"] < p["curve"][0]["heldout_loss"]
+    assert [point["fraction"] for point in p["curve"]] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=0.02)
+    assert {(r["task"], r["init"]) for r in record.results} == {
+        (t, i) for t in PROBES for i in ("pretrained", "random")
+    }
+    assert record.samples and all("[MASK]" in sample["text"] for sample in record.samples)
+    assert record.provenance["rules"] == "Rules"
+    assert json.loads((finished.folder / "provenance.json").read_text()) == record.provenance
+    stages = {stage["stage"]: stage["documents"] for stage in record.corpus["stages"]}
+    assert (stages["read"], stages["filter"]) == (241, 240)  # the noise is gone
+
+
+def test_no_file_names_a_local_path(finished):
+    home = str(finished.tiny.folder)
+    shown = [p for p in finished.folder.rglob("*") if p.suffix in (".json", ".html", ".md", ".jsonl", ".yaml")]
+    assert {p.name for p in shown if home in p.read_text()} <= {"run.json"}  # which resumes the run, and stays here
+
+
+def test_report_needs_no_other_file(finished):
+    page = Page((finished.folder / "report.html").read_text())
+    assert page.open == []
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(images) >= 3
+    assert all(image["alt"].strip() and image["src"].startswith("data:image/png;base64,") for image in images)
+    links = [
+        a.get(name, "") for _, a in page.tags for name in ("src", "href", "srcset", "data", "action") if a.get(name)
+    ]
+    assert [link[:40] for link in links if not link.startswith(("data:", "#"))] == []
+    assert not re.search(r"@import|url\(", (finished.folder / "report.html").read_text())
+    assert "probe tasks, not GLUE" in page.text
+
+
+def test_report_escapes(record):
+    evil = "<script>alert('&amp;')</script>"
+    record = replace(
+        record,
+        budget=evil,
+        recipe=record.recipe | dict(name=evil),
+        environment=record.environment | {evil: evil},
+        provenance=record.provenance | dict(rules=evil),
+        samples=[dict(text=evil, fills=[(evil, 0.5)])],
+        results=[r | dict(scores={evil: 0.5}, intervals={evil: [0.4, 0.6]}) for r in record.results],
+        corpus=record.corpus | dict(stages=[dict(stage=evil, documents=1, characters=1)]),
+    )
+    page = Page(report(record))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count(evil) >= 8
+
+
+def test_same_command_again_changes_nothing(finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.home.rglob("*")}
+    said = finished.command("run", *finished.tiny.options(), "--name", "first")
+    assert (said.code, said.out) == (0, finished.said.out)
+    assert {path: path.stat().st_mtime_ns for path in finished.home.rglob("*")} == before
+
+
+def test_table_is_printed(finished):
+    assert "probe tasks, not GLUE" in finished.said.out
+    for row in ("no pretraining", "pretrained"):
+        cells = re.search(rf"^\| {row} \|(.+)\|$", finished.said.out, re.M)[1].split("|")
+        assert len(cells) == len(PROBES) + 1 and all(-100 <= float(cell.split()[0]) <= 100 for cell in cells)
+
+
+CHANGED = {
+    "recipe": (["--set", "schedule.batch_size=16"], "schedule.batch_size 8 -> 16"),
+    "seed": (["--seed", "1"], "seed 0 -> 1"),
+    "budget": (["--budget", "1ktok"], "budget '20ktok' -> '1ktok'"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED.values(), ids=CHANGED)
+def test_another_run_under_the_same_name_is_refused(what, finished):
+    more, words = what
+    before = contents(finished.home)
+    said = finished.command("run", *finished.tiny.options(), "--name", "first", *more)
+    assert (said.code, len(lines(said.err))) == (2, 1)
+    assert words in said.err and "--name" in said.err
+    assert contents(finished.home) == before
+
+
+def test_another_text_under_the_same_name_is_refused(finished, tmp_path):
+    text = tmp_path / "other.jsonl"
+    shutil.copy(finished.tiny.text, text)
+    argv = [finished.tiny.recipe, "--source", f"files:{text}", "--budget", "20ktok"]
+    said = finished.command("run", *argv, "--name", "first")
+    assert said.code == 2 and "other.jsonl" in said.err
+
+
+def test_pretrain_on_a_finished_run_only_reads_it(finished, record):
+    before = contents(finished.home)
+    said = finished.command("pretrain", *finished.tiny.options(), "--name", "first")
+    assert said.code == 0 and f"{record.pretraining['heldout_loss']:.3f} nats" in said.out
+    assert contents(finished.home) == before
+
+
+def test_predict(finished):
+    said = finished.command("predict", "first", "The [MASK] keeps the [MASK].", "--top", "3")
+    guesses = [re.findall(r"(\S+) ([\d.]+)%", line) for line in said.out.splitlines()]
+    assert said.code == 0 and [len(line) for line in guesses] == [3, 3]
+    for line in guesses:
+        chances = [float(chance) for _, chance in line]
+        assert chances == sorted(chances, reverse=True) and sum(chances) <= 100.1
+
+
+def test_export_again(a_copy):
+    before = contents(a_copy.folder)
+    shutil.rmtree(a_copy.folder / "export")
+    assert a_copy.command("export", "first").code == 0
+    assert contents(a_copy.folder) == before
+    said = a_copy.command("export", "first", "--to", "mine/model")
+    assert said.code == 0 and said.out.strip() == "mine/model"
+    assert contents(a_copy.home / "mine" / "model") == contents(a_copy.folder / "export")
+
+
+def test_report_again(a_copy):
+    before = (a_copy.folder / "report.html").read_text()
+    (a_copy.folder / "report.html").unlink()
+    said = a_copy.command("report", "runs/first")  # a folder will do for a name
+    assert said.code == 0 and "report.html" in said.out
+    assert Page((a_copy.folder / "report.html").read_text()).text == Page(before).text
+
+
+def test_glue_on_probes_finds_what_is_there(finished):
+    before = contents(finished.home)
+    said = finished.command("glue", "first")
+    assert said.code == 0 and said.out.strip() in finished.said.out
+    assert contents(finished.home) == before
+
+
+def test_glue_folder_on_a_pretrained_run(a_copy, glue):
+    said = a_copy.command("glue", "first", "--glue-dir", glue, "--finetune-seeds", "2")
+    assert said.code == 0, said.err
+    assert "3 of 9 GLUE numbers" in said.out
+    assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", said.out, re.M)
+    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 6  # medians with ranges of two seeds
+
+
+def test_run_with_a_glue_folder(a_copy, glue):
+    for name in ("record.json", "report.html"):
+        (a_copy.folder / name).unlink()
+    said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
+    assert said.code == 0 and "3 of 9 GLUE numbers" in said.out
+    record = RunRecord.read(a_copy.folder / "record.json")
+    assert {r["task"] for r in record.results} == {"cola", "stsb", "rte"}
+    assert {r["train_rows"] for r in record.results} == {24}
+    assert "3 of 9 GLUE numbers" in Page((a_copy.folder / "report.html").read_text()).text
+
+
+def test_finished_run_does_not_ignore_another_glue_folder(a_copy, glue):
+    said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
+    if said.code == 0:
+        assert "3 of 9 GLUE numbers" in said.out
+    else:
+        assert (said.code, len(lines(said.err))) == (2, 1) and "--glue-dir" in said.err
+
+
+def test_scores_belong_to_the_rows_they_were_made_on(a_copy, glue):
+    first = a_copy.command("glue", "first", "--glue-dir", glue)
+    rows = [json.loads(line) for line in (glue / "STS-B" / "dev.jsonl").read_text().splitlines()]
+    write_jsonl(glue / "STS-B" / "dev.jsonl", [row | dict(label=5 - row["label"]) for row in rows])
+    second = a_copy.command("glue", "first", "--glue-dir", glue)
+    assert second.code == 0 and first.out != second.out
+
+
+def test_corpus_is_built_once(finished, tmp_path):
+    before = contents(finished.tiny.cache)
+    said = command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache)
+    assert said.code == 0 and "[SEP]" in said.out and "| filter | 240 |" in said.out
+    assert contents(finished.tiny.cache) == before
+
+
+def test_same_rows_from_another_build(finished, record, tmp_path):
+    said = command("data", "build", *finished.tiny.options()[:3], "--data-dir", tmp_path / "mine", cwd=tmp_path)
+    (manifest,) = (tmp_path / "mine").glob("corpus-*/manifest.json")
+    assert said.code == 0 and json.loads(manifest.read_text())["files"] == record.corpus["files"]
+
+
+def test_lab(finished, glue, tmp_path):
+    tiny = finished.tiny
+    entry = dict(recipe=str(tiny.recipe), source=f"files:{tiny.text}", budget="1ktok", seeds=[0, 1], glue_dir=str(glue))
+    (tmp_path / "list.yaml").write_text(json.dumps([entry | {"set": {"optimizer.lr": 0.001}}]))
+    said = command("lab", "list.yaml", cwd=tmp_path, cache=finished.tiny.cache)
+    assert said.code == 0, said.err
+    found = [RunRecord.read(path) for path in sorted((tmp_path / "runs" / "lab").glob("*/record.json"))]
+    assert [r.seed for r in found] == [0, 1] and found[0].key != found[1].key
+    assert all(r.name in said.out for r in found)
+    again = command("lab", "list.yaml", cwd=tmp_path, cache=finished.tiny.cache)
+    assert again.code == 0 and again.out.split("\n", 1)[1] == said.out.split("\n", 1)[1]
