@@ -73,11 +73,13 @@ def readme() -> dict[str, bytes]:
         if cell.cell_type == "code":
             found = re.search(r"^#\|\s*fig-alt:(.*)", cell.source, re.M)
             alts[str(i)] = yaml.safe_load(found[1]) if found else ""
-            cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
+            hidden = re.search(r"^#\|\s*echo:\s*false", cell.source, re.M)
+            cell.source = "" if hidden else re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
         else:
             cell.source = re.sub(r"\]\((?![a-z]+:|#)", "](nbs/", cell.source).replace("```{mermaid}", "```mermaid")
     body, extra = MarkdownExporter().from_notebook_node(nb, {"unique_key": "README", "output_files_dir": IMAGES})
     body = re.sub(rf"!\[\w*\]\(({IMAGES}/README_(\d+)_)", lambda m: f"![{alts[m[2]]}]({m[1]}", body)
+    body = re.sub(r"```python\s*```", "", body)
     body = re.sub(r"[ \t]+$", "", body, flags=re.M)
     body = re.sub(r"\n{3,}", "\n\n", body).strip() + "\n"
     if quarto := re.search(r"^:::.*|(?<!\w)@[a-z]+[-\d]\w*", body, re.M):
