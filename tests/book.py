@@ -5,6 +5,7 @@ python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
 IMAGES = "README_files"
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
 
 
 def notebooks() -> list[Path]:
