@@ -6,17 +6,18 @@
 __all__ = ['COMMANDS', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'Recipes', 'Bench', 'Lab',
            'parse', 'main']
 
-# %% ../nbs/18_cli.ipynb #6e2a56e9
+# %% ../nbs/18_cli.ipynb #5a3867c9
 import contextlib, io, json, re, signal, sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 import tyro
 from tyro.conf import Positional
 from .budget import UserError
 
-# %% ../nbs/18_cli.ipynb #3a51e9d0
+# %% ../nbs/18_cli.ipynb #b166f544
 @dataclass
 class Pretrain:
     "Pretrain a language model within a budget; the same command again resumes it."
@@ -26,7 +27,9 @@ class Pretrain:
     seed: int = 0                       # of initial weights, masks, and the order of rows where that is random
     name: str = ""                      # of the folder under runs/; default: recipe-source-budget-seed
     data_dir: Path | None = None        # where corpora are kept; default: the user's cache folder
-    set: tuple[str, ...] = ()           # changes to the recipe, such as schedule.batch_size=64 corpus.normalizer=unicode
+    set: tuple[str, ...] = ()           # changes to the recipe, such as schedule.batch_size=64 (fields: cram recipes fields)
+    snapshots: tuple[float, ...] = ()   # fractions of the budget, such as 0.25 0.5, at which to save a checkpoint that stays
+    tensorboard: bool = False           # log lines for TensorBoard too, in the run's folder tensorboard/
 
     def run(self):
         "The run these options name."
@@ -38,15 +41,16 @@ class Pretrain:
         except yaml.YAMLError: raise UserError(f"--set {' '.join(self.set)}: a value is no YAML; write FIELD=VALUE, such as schedule.batch_size=64") from None
         recipe = change(load_recipe(self.recipe), changes)
         name = self.name or run_name("-".join([recipe.name, *self.set]), self.source, self.budget, self.seed)
+        if self.tensorboard and not find_spec("tensorboard"): raise UserError("--tensorboard needs a package: pip install 'cramming_nb[track]'")
         if Path(name).name != name or name == "..": raise UserError(f"--name {name!r}: a folder name without slashes; runs live under runs/")
-        return Run(recipe, self.source, self.budget, self.seed, Path("runs") / name, self.data_dir)
+        return Run(recipe, self.source, self.budget, self.seed, Path("runs") / name, self.data_dir, snapshots=self.snapshots, tensorboard=self.tensorboard)
 
     def main(self):
-        from cramming_nb.run import claim, corpus_of, is_claimed, pretrain_run
+        from cramming_nb.run import claimed, corpus_of, is_claimed, pretrain_run
         is_claimed(run := self.run())
         corpus = corpus_of(run)
-        claim(run)
-        found = pretrain_run(run, corpus)
+        with claimed(run): found = pretrain_run(run, corpus)
+        if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
 # %% ../nbs/18_cli.ipynb #8caa4ae4
@@ -96,7 +100,7 @@ class OnRun:
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
-# %% ../nbs/18_cli.ipynb #ab019064
+# %% ../nbs/18_cli.ipynb #2e9720f2
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
@@ -106,9 +110,9 @@ class Glue(OnRun):
 
     def main(self):
         from cramming_nb.glue import ScoreTable
-        from cramming_nb.run import corpus_of, glue_run, load_run
+        from cramming_nb.run import claimed, corpus_of, glue_run, load_run
         run = load_run(self.folder, self.data_dir, self.glue_dir, self.finetune_seeds)
-        table = ScoreTable(glue_run(run, corpus_of(run)))
+        with claimed(run): table = ScoreTable(glue_run(run, corpus_of(run)))
         print(table._repr_markdown_(), table.coverage(), sep="\n\n")
 
 # %% ../nbs/18_cli.ipynb #51bf5978
@@ -147,20 +151,22 @@ class Predict(OnRun):
         for fills in fill_mask(*load_model(self.folder / "export"), self.text, self.top):
             print("  ".join(f"{word} {chance:.1%}" for word, chance in fills))
 
-# %% ../nbs/18_cli.ipynb #a4b8c5bc
+# %% ../nbs/18_cli.ipynb #b45ea55e
 @dataclass
 class Recipes:
-    "List the recipes, show one as YAML, or print what differs between two."
-    action: Positional[Literal["list", "show", "diff"]] = "list"  # what to do
-    names: Positional[tuple[str, ...]] = ()                       # one recipe to show, two to compare
+    "List the recipes, show one as YAML, explain its fields, or print what differs between two."
+    action: Positional[Literal["list", "show", "fields", "diff"]] = "list"  # what to do
+    names: Positional[tuple[str, ...]] = ()                                 # one recipe to show or explain, two to compare
 
     def main(self):
-        from cramming_nb.recipes import RECIPES, diff, load_recipe
-        if len(self.names) != (needed := dict(list=0, show=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(RECIPES)}")
+        from cramming_nb.recipes import RECIPES, diff, field_help, flat, load_recipe
+        if len(self.names) != (needed := dict(list=0, show=1, fields=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(RECIPES)}")
         found = [load_recipe(name) for name in self.names]
         if self.action == "list":
             for r in RECIPES.values(): print(f"{r.name:14} {r.architecture.num_layers} × {r.architecture.hidden_size}, vocabulary {r.corpus.vocab_size}, batch {r.schedule.batch_size}, {r.schedule.lr}")
         elif self.action == "show": print(found[0].to_yaml(), end="")
+        elif self.action == "fields":
+            for key, meaning in field_help(found[0]).items(): print(f"{key + ' = ' + json.dumps(flat(found[0])[key]):48} {meaning}")
         else:
             for key, a, b in diff(*found): print(f"{key:34} {a!s:>20} {b!s:>20}")
 
@@ -191,7 +197,7 @@ class Lab:
         from cramming_nb.run import summary
         for record in execute_all(plan(read_list(self.list), self.folder)): print(summary(record), end="\n\n")
 
-# %% ../nbs/18_cli.ipynb #89e0120a
+# %% ../nbs/18_cli.ipynb #5e1817ba
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)
 
 def parse(argv: list[str]):
@@ -201,7 +207,11 @@ def parse(argv: list[str]):
         with contextlib.redirect_stderr(said):
             return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="cram", args=argv, description="Cramming: train a language model from scratch within a budget, and see how good it is.")
     except SystemExit as stop:
-        if not stop.code: raise
+        if not stop.code:
+            if argv[0] == "pretrain":
+                print("The fields of a recipe, for --set, with the defaults of the paper's final recipe:\n")
+                Recipes("fields", ("crammed-v2",)).main()
+            raise
         text = re.sub(r"^(.+?) \1", r"\1", " ".join(re.sub(r"[\u2500-\u257f]|\x1b\[[0-9;]*m", " ", said.getvalue()).split()))
         meant = re.search(r"Perhaps you meant: (\S+)", text)
         raise UserError(re.split(r" (?:For full helptext|Argument helptext|Perhaps you meant|Available)", text)[0]

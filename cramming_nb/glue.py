@@ -121,7 +121,7 @@ def load_glue(folder: Path) -> dict[str, TaskData]:
     return {task.name: TaskData(task, read_rows(path / "train.jsonl", task), {c: read_rows(path / f"{s}.jsonl", task) for c, s in zip(task.columns, task.dev)})
             for task, path in found.items()}
 
-# %% ../nbs/11_glue.ipynb #6b0a97e1
+# %% ../nbs/11_glue.ipynb #3c6fd0c3
 @dataclass(frozen=True)
 class Protocol:
     "How a task is fine-tuned; the same for all tasks. Defaults are the paper's (section 5)."
@@ -130,7 +130,7 @@ class Protocol:
     lr: float = 4e-5              # peak learning rate
     warmup: float = 0.1           # share of each task's own steps
     schedule: str = "cosine"      # a name of LR_SCHEDULES
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0     # on matrices and embeddings
     max_length: int = 128         # tokens a row, both sentences together
 
 # %% ../nbs/11_glue.ipynb #cbe9e9ec

@@ -33,7 +33,7 @@ def decay_groups(model: nn.Module) -> dict[str, list[str]]:
     free = [name for name, _ in model.named_parameters() if name in norms or name.split(".")[-1] == "bias"]
     return dict(decay=[name for name, _ in model.named_parameters() if name not in free], no_decay=free)
 
-# %% ../nbs/07_optimizer.ipynb #a7b9f88f
+# %% ../nbs/07_optimizer.ipynb #65c77de7
 class Optimizer:
     "An optimiser over float32 masters of a model whose own weights may be in a lower precision."
     def __init__(self, model: nn.Module, config: OptimizerConfig):
@@ -73,8 +73,9 @@ class Optimizer:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        "All tensors a resumed run needs, by name."
+        "All tensors a resumed run needs, by name; with the gradients, where a step is under way."
         tensors = {f"master.{n}": m.detach() for n, m in zip(self.names, self.masters)}
+        if not self.empty: tensors |= {f"grad.{n}": m.grad for n, m in zip(self.names, self.masters)}
         return tensors | {f"{key}.{n}": value for n, m in zip(self.names, self.masters) for key, value in self.inner.state[m].items()}
 
     @torch.no_grad()
@@ -84,4 +85,6 @@ class Optimizer:
             master.copy_(tensors[f"master.{name}"])
             keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors]
             self.inner.state[master] = {key: tensors[f"{key}.{name}"].to(master.device, copy=True) for key in keys}
+            if f"grad.{name}" in tensors: master.grad.copy_(tensors[f"grad.{name}"])
+        self.empty = f"grad.{self.names[0]}" not in tensors
         torch._foreach_copy_(self.weights, self.masters)

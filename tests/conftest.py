@@ -63,6 +63,11 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+def hidden(folder: Path) -> list[Path]:
+    """Hidden files and folders, all of them temporary, but for the lock of a run, which stays."""
+    return [path for path in folder.rglob(".*") if path.name != ".lock"]
+
+
 def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     """Give `cram` a command in this process: as the shell would, but without loading torch again."""
     from cramming_nb.cli import main
@@ -110,13 +115,13 @@ class Killable:
         )
         self.process.start()
 
-    def wait_for(self, condition, seconds: float = 300):
+    def wait_for(self, condition, seconds: float = 300, pause: float = 0.005):
         """Wait until something is true of the files; fails if the process ends before."""
         end = time.monotonic() + seconds
         while not condition():
             assert self.process.is_alive(), f"ended with {self.process.exitcode}: {self.output.read_text()}"
             assert time.monotonic() < end, self.output.read_text()
-            time.sleep(0.005)
+            time.sleep(pause)
 
     def send(self, signum: int) -> int:
         """Send a signal; returns the exit code (minus the signal's number if it killed)."""

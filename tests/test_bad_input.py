@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import GLUE_ROWS, command, contents, lines, write_jsonl
+from conftest import GLUE_ROWS, command, contents, hidden, lines, write_jsonl
 
 from cramming_nb.budget import Budget, UserError
 from cramming_nb.recipes import RECIPES, change
@@ -85,6 +85,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
     "seed negative": (f"{RUN} --seed -1", "seed", "-1"),
+    "snapshot past the end": (f"{RUN} --snapshots 0.5 1.5", "snapshot", "1.5", "between 0 and 1"),
     "action": ("recipes shwo", "shwo", "show"),
     "names": ("recipes diff pocket", "diff", "2 names"),
     "no run named": ("predict", "run", "predict"),
@@ -166,8 +167,9 @@ def test_text_too_short_for_probes_is_refused_before_pretraining(bad, tiny, tmp_
 
 @pytest.mark.parametrize(
     "changed",
-    ["schedule.batch_size=0", "training.micro_batch_size=0", "training.validations=0", "training.heldout_rows=0"]
+    ["schedule.batch_size=0", "training.micro_batch_size=-1", "training.validations=0", "training.heldout_rows=0"]
     + ["corpus.seq_length=0", "corpus.vocab_size=3", "corpus.heldout=0", "corpus.probe=2", "protocol.batch_size=0"]
+    + ["training.keep_checkpoints=0", "training.early_stop_at=2", "schedule.mask_start=1", "schedule.length_start=48"]
     + ["objective.mlm_probability=0", "objective.mlm_probability=1.5", "architecture.hidden_size=0"],
 )
 def test_recipe_that_cannot_run_is_refused(changed):
@@ -232,7 +234,7 @@ def test_full_disk(disk, tiny, tmp_path):
     said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
     disk()
     refused(said, "write")
-    assert not [p for p in tmp_path.rglob(".*")], "half-written files"
+    assert hidden(tmp_path) == [], "half-written files"
     assert not [p for p in tmp_path.rglob("step-*")]
     said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")  # there is room again
     assert said.code == 0 and "held-out loss" in said.out

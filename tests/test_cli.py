@@ -1,6 +1,7 @@
 """The command answers at once, explains each of its options, and says what it printed."""
 
 import dataclasses
+import json
 import re
 import shlex
 import subprocess
@@ -57,7 +58,9 @@ def explained(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_explains_each_field_and_its_default(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    said = subprocess.run([sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8"
+    )
     found = {entry: text for entry, text in explained(said.stdout).items() if not entry.startswith("-h")}
     fields = dataclasses.fields(COMMANDS[name])
     assert said.returncode == 0 and len(found) == len(fields), found
@@ -73,6 +76,15 @@ def test_help_explains_each_field_and_its_default(name, monkeypatch):
 def test_recipes_are_listed(tmp_path):
     said = command("recipes", cwd=tmp_path)
     assert [line.split()[0] for line in said.out.splitlines()] == list(RECIPES)
+
+
+def test_help_explains_each_field_of_a_recipe(tmp_path):
+    said = command("pretrain", "--help", cwd=tmp_path)
+    known = flat(RECIPES["crammed-v2"])
+    told = dict(re.findall(r"^(\w+\.\w+) = (.+?)  +\S.+$", said.out, re.M))
+    assert said.code == 0 and {key: json.loads(value) for key, value in told.items()} == known
+    fields = command("recipes", "fields", "pocket", cwd=tmp_path).out
+    assert 'schedule.lr = "wsd"' in fields and "triangle2, one_cycle" in fields
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,14 +1,19 @@
 """Whatever stops a run, the same command goes on: to the same bits where the budget is in tokens."""
 
 import json
+import os
 import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from conftest import Killable, command, contents
+from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
+
+from cramming_nb.checkpoint import load_checkpoint
+from cramming_nb.training import read_log, watch_signals
 
 BUDGET = "40ktok"
 
@@ -49,21 +54,35 @@ def undisturbed(tiny, options, tmp_path_factory) -> Path:
     return home / "runs" / "run"
 
 
-def kill_and_resume(times: int, home: Path, tiny, options) -> Path:
-    """Kill a run at random moments, so many times, each time a little further on; then let it finish."""
-    folder, rng = home / "runs" / "run", random.Random(7)
-    for _ in range(times):
-        run, before, more = Killable(*options, cwd=home, cache=tiny.cache), progress(folder), rng.randint(1, 100)
+def parts(folder: Path) -> list[Path]:
+    """Checkpoints that are being written, or whose writing was cut short."""
+    return list(folder.glob("checkpoints/.part-*"))
+
+
+def kill_and_resume(times: int, home: Path, tiny, options) -> tuple[Path, int]:
+    """Kill a run so many times, each time a little further on, then let it finish; also how many kills cut a save.
+
+    Every other kill waits for a checkpoint that is being written; the rest come at random moments.
+    """
+    folder, rng, cut = home / "runs" / "run", random.Random(7), 0
+    for number in range(times):
+        stale, before, more = parts(folder), progress(folder), rng.randint(1, 600)
+        run = Killable(*options, cwd=home, cache=tiny.cache)
         run.wait_for(lambda at=before + more: progress(folder) > at)
+        if number % 2:
+            run.wait_for(lambda old=stale: set(parts(folder)) - set(old), pause=0)
         assert run.send(signal.SIGKILL) == -signal.SIGKILL
+        cut += bool(set(parts(folder)) - set(stale))
         assert not (folder / "pretraining.json").exists()
     assert Killable(*options, cwd=home, cache=tiny.cache).end() == 0
-    return folder
+    return folder, cut
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_run_ends_in_the_same_bits(times, tiny, options, undisturbed, tmp_path):
-    folder = kill_and_resume(times, tmp_path, tiny, options)
+    folder, cut = kill_and_resume(times, tmp_path, tiny, options)
+    assert cut > 0
+    assert not parts(folder)
     assert learned(folder) == learned(undisturbed)
     found = json.loads((folder / "pretraining.json").read_text())
     assert found["spent"]["tokens"] == json.loads((undisturbed / "pretraining.json").read_text())["spent"]["tokens"]
@@ -77,7 +96,7 @@ def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undistur
     assert "the same command goes on from here" in run.output.read_text()
     saved = state(folder)
     assert not saved["finished"] and 0 < saved["spent"]["tokens"] < 40_000
-    assert not list(folder.rglob(".*"))
+    assert hidden(folder) == []
     assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
     assert learned(folder) == learned(undisturbed)
 
@@ -90,6 +109,75 @@ def halfway(tiny, options, tmp_path_factory) -> Path:
     run.wait_for(lambda: len(list(home.glob("runs/run/checkpoints/step-*"))) == 2)
     assert run.send(signal.SIGTERM) == 143
     return home
+
+
+def test_second_process_is_refused(tiny, options, undisturbed, tmp_path):
+    run = Killable(*options, cwd=tmp_path, cache=tiny.cache)
+    run.wait_for(lambda: progress(tmp_path / "runs" / "run") > 0)
+    os.kill(run.process.pid, signal.SIGSTOP)  # else it might be done before the other one asks
+    for verb in ("pretrain", "run"):
+        said = command(verb, *options[1:], cwd=tmp_path, cache=tiny.cache)
+        assert said.code == 2 and f"another process ({run.process.pid} on " in said.err and "--name" in said.err
+    os.kill(run.process.pid, signal.SIGCONT)
+    assert run.end() == 0
+    assert learned(tmp_path / "runs" / "run") == learned(undisturbed)
+
+
+def test_second_signal_leaves_at_once():
+    with pytest.raises(KeyboardInterrupt), watch_signals() as caught:
+        signal.raise_signal(signal.SIGINT)
+        assert caught == [signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+        caught.append("not reached")
+    assert caught == [signal.SIGINT]
+
+
+def test_shares_are_the_seconds_and_the_pause_is_not_counted(tiny, tmp_path):
+    """A budget of time, spent in two sittings: the shares add up to it, and so do the two stretches of wall clock."""
+    options, folder = ["pretrain", *tiny.options("4s"), "--name", "run"], tmp_path / "runs" / "run"
+    options += ["--set", "training.checkpoint_fraction=0.2", "schedule.batch_size=24"]  # three micro-batches a step
+    run = Killable(*options, cwd=tmp_path, cache=tiny.cache)
+    run.wait_for(lambda: any(line["seconds"] > 1.5 for line in read_log(folder / "log.jsonl")))
+    assert run.send(signal.SIGTERM) == 143
+    saved = state(folder)
+    assert 1.5 < saved["spent"]["seconds"] < 4 and sum(saved["shares"].values()) == pytest.approx(
+        saved["spent"]["seconds"], rel=0.01
+    )
+    time.sleep(1.5)  # the pause
+    begun = time.perf_counter()
+    assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
+    sitting = time.perf_counter() - begun
+    found = json.loads((folder / "pretraining.json").read_text())
+    seconds, shares = found["spent"]["seconds"], found["shares"]
+    assert sum(shares.values()) == pytest.approx(seconds, rel=0.01)
+    assert {"step", "data", "validation", "logging", "checkpoint"} <= set(shares) and shares.get("lost", 0) < 0.1
+    assert 4 <= seconds and seconds - saved["spent"]["seconds"] < sitting
+    micro_batch = shares["step"] / (found["spent"]["tokens"] / (8 * 32))
+    assert found["overshoot"] == pytest.approx(seconds - 4) and found["overshoot"] <= 2 * micro_batch + 0.05
+
+
+def test_batch_that_no_micro_batch_divides(tiny, undisturbed, options, tmp_path):
+    """A signal may come in the middle of a step: its rows are neither dropped nor taken twice."""
+    options = [*options, "schedule.batch_size=20", "schedule.batch_start=12", "schedule.batch_ramp=0.7"]
+    run, folder = Killable(*options, cwd=tmp_path, cache=tiny.cache), tmp_path / "runs" / "run"
+    (tmp_path / "whole").mkdir()
+    assert command(*options, cwd=tmp_path / "whole", cache=tiny.cache).code == 0
+    run.wait_for(lambda: not run.process.is_alive() or progress(folder) > 500)
+    run.send(signal.SIGTERM)
+    command(*options, cwd=tmp_path, cache=tiny.cache)
+    assert learned(folder) == learned(tmp_path / "whole" / "runs" / "run")
+    rows = state(folder)["cursor"]
+    assert rows * 32 == state(folder)["spent"]["tokens"] and 40_000 <= rows * 32 < 40_000 + 8 * 32
+
+
+def test_snapshots_stay(tiny, options, undisturbed, tmp_path):
+    argv = [*options[: options.index("--set")], "--snapshots", "0.25", "0.5", *options[options.index("--set") :]]
+    assert command(*argv, cwd=tmp_path, cache=tiny.cache).code == 0
+    folder = tmp_path / "runs" / "run"
+    spent = {path.name: load_checkpoint(path)[1]["spent"]["tokens"] for path in (folder / "snapshots").iterdir()}
+    assert sorted(spent) == ["0.250", "0.500"]
+    assert all(0 <= tokens - float(name) * 40_000 < 8 * 32 for name, tokens in spent.items())
+    assert learned(folder) == learned(undisturbed)
 
 
 def flip(data: bytes, at: int) -> bytes:
@@ -127,7 +215,7 @@ def test_what_a_killed_save_left_is_cleared(halfway, tiny, options, undisturbed,
     (folder / "checkpoints" / ".part-4194305").mkdir()  # no process has this number
     (folder / "checkpoints" / ".part-4194305" / "tensors.safetensors").write_bytes(b"half")
     assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
-    assert not list(folder.rglob(".*"))
+    assert hidden(folder) == []
     assert learned(folder) == learned(undisturbed)
 
 

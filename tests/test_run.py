@@ -7,9 +7,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from conftest import command, contents, lines, write_jsonl
+from conftest import command, contents, hidden, lines, write_jsonl
 
 from cramming_nb.records import RunRecord, report
+from cramming_nb.training import read_log
 
 FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html"]
 PROBES = {"order", "source", "adjacent", "relation", "overlap"}
@@ -50,7 +51,8 @@ def test_run_folder_has_all_it_should(finished):
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(
         contents(finished.folder / "export")
     )
-    assert not list(finished.home.rglob(".*")) and not list(finished.tiny.cache.rglob(".*"))
+    assert hidden(finished.home) == hidden(finished.tiny.cache) == []
+    assert (finished.folder / ".lock").read_text() == ""  # nobody holds it
 
 
 def test_record_says_what_was_done(finished, record):
@@ -67,6 +69,40 @@ def test_record_says_what_was_done(finished, record):
     assert json.loads((finished.folder / "provenance.json").read_text()) == record.provenance
     stages = {stage["stage"]: stage["documents"] for stage in record.corpus["stages"]}
     assert (stages["read"], stages["filter"]) == (241, 240)  # the noise is gone
+
+
+def test_log_says_what_the_run_did(finished, record):
+    told = [line for line in read_log(finished.folder / "log.jsonl") if "loss" in line]
+    asked = record.recipe["schedule"]["batch_size"], record.recipe["corpus"]["seq_length"]
+    assert {(line["batch_size"], line["row_length"]) for line in told} == {asked}
+    assert told[-1]["remaining"] == 0 and told[-1]["lr"] < told[0]["lr"]
+    assert all(0 < line["mfu"] < 1 and line["gradient_norm"] > 0 and line["memory"] > 1e8 for line in told)
+    flops, steps = told[-1]["flops"] - told[0]["flops"], told[-1]["step_seconds"] - told[0]["step_seconds"]
+    rates = [line["mfu"] * record.pretraining["matrix_rate"] for line in told[1:]]
+    assert min(rates) <= flops / steps <= max(rates)
+
+
+def test_hopeless_run_is_given_up(tiny, tmp_path):
+    argv = ["run", *tiny.options(), "--name", "first", "--set", "optimizer.lr=0", "training.early_stop_loss=4"]
+    said = command(*argv, cwd=tmp_path, cache=tiny.cache)
+    found = RunRecord.read(tmp_path / "runs" / "first" / "record.json")
+    assert said.code == 0 and re.search(r"given up: held-out loss \d\.\d+ after \d+% of the budget, above 4", said.out)
+    assert found.results == [] and found.pretraining["stopped"]
+    assert found.pretraining["spent"]["tokens"] < 20_000 / 2
+    assert found.pretraining["curve"][-1]["fraction"] >= found.recipe["training"]["early_stop_at"]
+    assert command(*argv, cwd=tmp_path, cache=tiny.cache).out == said.out
+
+
+def test_tensorboard_is_told_what_the_log_is(tiny, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    argv = ["pretrain", *tiny.options("5ktok"), "--name", "first", "--tensorboard"]
+    assert command(*argv, cwd=tmp_path, cache=tiny.cache).code == 0
+    told = read_log(tmp_path / "runs" / "first" / "log.jsonl")
+    events = EventAccumulator(str(tmp_path / "runs" / "first" / "tensorboard")).Reload()
+    for name in ("loss", "heldout_loss", "lr", "gradient_norm"):
+        logged = [(line["tokens"], line[name]) for line in told if name in line]
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(t, pytest.approx(v, rel=1e-5)) for t, v in logged]
 
 
 def test_no_file_names_a_local_path(finished):
