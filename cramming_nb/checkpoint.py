@@ -78,7 +78,7 @@ def load_checkpoint(folder: Path,  # of all checkpoints of a run
             say(f"{path.name} cannot be read ({type(error).__name__}): skipped for the one before")
     return None
 
-# %% ../nbs/09_checkpoint.ipynb #95e79380
+# %% ../nbs/09_checkpoint.ipynb #24af16ab
 class CheckpointWriter:
     "Saves checkpoints in the background, one at a time: the run waits for the copy of its tensors, not for the disk."
     def __init__(self,
@@ -93,7 +93,8 @@ class CheckpointWriter:
         "Begin to save what `save_checkpoint` takes, into another folder if one is given."
         try: self.wait()
         except OSError as error: self.say(f"a checkpoint could not be written ({error.strerror}); training goes on, the next one is tried at its time")
-        self.buffers = {name: self.buffers[name] if name in self.buffers else torch.empty_like(t, device="cpu") for name, t in tensors.items()}
+        fits = lambda name, t: name in self.buffers and self.buffers[name].shape == t.shape
+        self.buffers = {name: self.buffers[name] if fits(name, t) else torch.empty_like(t, device="cpu") for name, t in tensors.items()}
         for name, t in tensors.items(): self.buffers[name].copy_(t.detach())
         self.thread = Thread(target=self._write, args=(folder or self.folder, step, json.loads(json.dumps(state))), daemon=True)
         self.thread.start()

@@ -6,8 +6,8 @@
 __all__ = ['COMMANDS', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'Recipes', 'Bench', 'Lab',
            'parse', 'main']
 
-# %% ../nbs/18_cli.ipynb #5a3867c9
-import contextlib, io, json, re, signal, sys
+# %% ../nbs/18_cli.ipynb #3725b910
+import contextlib, io, json, os, re, signal, sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ import tyro
 from tyro.conf import Positional
 from .budget import UserError
 
-# %% ../nbs/18_cli.ipynb #b166f544
+# %% ../nbs/18_cli.ipynb #8c432ee9
 @dataclass
 class Pretrain:
     "Pretrain a language model within a budget; the same command again resumes it."
@@ -48,12 +48,14 @@ class Pretrain:
     def main(self):
         from cramming_nb.run import claimed, corpus_of, is_claimed, pretrain_run
         is_claimed(run := self.run())
+        run.group.join()
         corpus = corpus_of(run)
         with claimed(run): found = pretrain_run(run, corpus)
+        if run.group.rank: return
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
-# %% ../nbs/18_cli.ipynb #8caa4ae4
+# %% ../nbs/18_cli.ipynb #62db0e33
 @dataclass
 class RunAll(Pretrain):
     "Everything: text, tokenizer, corpus, pretraining, fine-tuning on GLUE or probes, report. Resumes; a finished run prints its table."
@@ -63,6 +65,7 @@ class RunAll(Pretrain):
     def main(self):
         from dataclasses import replace
         from cramming_nb.run import execute, summary
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1: raise UserError("cram run is for one process; pretrain with `torchrun ... -m cramming_nb.cli pretrain`, and then `cram run` with the same options does the rest")
         run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds)
         print(summary(execute(run), run.folder))
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['model_card', 'export_model', 'load_model', 'fill_mask']
 
-# %% ../nbs/14_export.ipynb #31ea011a
+# %% ../nbs/14_export.ipynb #00200874
 import json, os, shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from .architecture import Architecture, MaskedLM
 from .budget import UserError
 from .checkpoint import load_checkpoint
 from .glue import ScoreTable
+from .optimizer import evaluation_weights
 from .records import RunRecord
 from .tokenizer import MASK, save_tokenizer
 
@@ -52,7 +53,7 @@ fill_mask(model, tokenizer, "the value of this [MASK]")
 ```
 """
 
-# %% ../nbs/14_export.ipynb #c9b9d720
+# %% ../nbs/14_export.ipynb #e9915735
 def export_model(checkpoints: Path,      # of the run
                  tokenizer: Tokenizer,   # that made its rows
                  arch: Architecture,     # of its model
@@ -63,7 +64,7 @@ def export_model(checkpoints: Path,      # of the run
         raise UserError(f"{folder} holds something else; name a new or an empty folder")
     found = load_checkpoint(checkpoints)
     if not found: raise UserError(f"{checkpoints}: no checkpoint to export; run `cram pretrain` first")
-    weights = {name.removeprefix("master."): t for name, t in found[0].items() if name.startswith("master.")}
+    weights = evaluation_weights(found[0])
     part = folder.with_name(f".{folder.name}-{os.getpid()}")
     part.mkdir(parents=True)
     try:

@@ -8,7 +8,7 @@ __all__ = ['BINARY', 'ENTAILS', 'TASKS', 'SENTENCE', 'PROBES', 'accuracy', 'f1',
            'bootstrap', 'finetune', 'Sampler', 'order', 'source', 'adjacent', 'relation', 'overlap', 'probe_tasks',
            'encoder_weights', 'finetune_job', 'one_thread', 'evaluate', 'ScoreTable']
 
-# %% ../nbs/11_glue.ipynb #aa5bd1a2
+# %% ../nbs/11_glue.ipynb #e1aaf5df
 import hashlib, json, math, multiprocessing, re, signal, time
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from .architecture import Architecture, Encoder, SequenceClassifier
 from .budget import UserError
 from .checkpoint import load_checkpoint, write_text
 from .hardware import Hardware
-from .optimizer import Optimizer, OptimizerConfig
+from .optimizer import Optimizer, OptimizerConfig, evaluation_weights
 from .schedule import ScheduleConfig, lr_factor
 
 # %% ../nbs/11_glue.ipynb #7f2bc2db
@@ -291,12 +291,12 @@ def probe_tasks(docs: list[dict],    # with `text` and `source`
             tasks[name] = TaskData(task, [make(seen) for _ in range(train)], {name: [make(unseen) for _ in range(dev)]})
     return tasks
 
-# %% ../nbs/11_glue.ipynb #13b70c0a
+# %% ../nbs/11_glue.ipynb #65d7b7ac
 def encoder_weights(checkpoints: Path) -> dict | None:
     "The encoder's float32 weights in the newest good checkpoint."
     found = load_checkpoint(checkpoints)
     if not found: raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first")
-    return {name.removeprefix("master.encoder."): t for name, t in found[0].items() if name.startswith("master.encoder.")}
+    return {name.removeprefix("encoder."): t for name, t in evaluation_weights(found[0]).items() if name.startswith("encoder.")}
 
 # %% ../nbs/11_glue.ipynb #fa9bcaf3
 def finetune_job(job: tuple, arch: Architecture, checkpoints: Path, tokenizer: str, protocol: Protocol, hardware: Hardware) -> dict:

@@ -6,7 +6,7 @@
 __all__ = ['CHOICES', 'LIMITS', 'PLAIN_TEXT', 'BERT_LIKE', 'BERT_BASE', 'BERNOULLI', 'RECIPES', 'Recipe', 'flat', 'change',
            'convert', 'field_help', 'load_recipe', 'diff']
 
-# %% ../nbs/12_recipes.ipynb #cd82ed76
+# %% ../nbs/12_recipes.ipynb #36736bcd
 import difflib, inspect, json, math, re, typing
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -15,22 +15,23 @@ from .architecture import ACTIVATIONS, HEAD_TRANSFORMS, POSITIONS, Architecture,
 from .budget import UserError
 from .corpus import ORDERS, CorpusConfig
 from .glue import Protocol
+from .hardware import DTYPES
 from .objective import ObjectiveConfig
-from .optimizer import OPTIMIZERS, OptimizerConfig
+from .optimizer import AVERAGES, OPTIMIZERS, OptimizerConfig
 from .schedule import LR_SCHEDULES, ScheduleConfig, row_length
 from .tokenizer import NORMALIZERS, TOKENIZERS
-from .training import TrainingConfig
+from .training import NONFINITE, TrainingConfig
 
-# %% ../nbs/12_recipes.ipynb #e63d0f44
+# %% ../nbs/12_recipes.ipynb #4447fc2a
 CHOICES = {  # dotted name -> the names it may have
     "corpus.tokenizer": TOKENIZERS, "corpus.normalizer": NORMALIZERS, "corpus.order": ORDERS, "architecture.activation": ACTIVATIONS, "architecture.position": POSITIONS,
-    "architecture.head_transform": HEAD_TRANSFORMS, "optimizer.name": OPTIMIZERS, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
+    "architecture.head_transform": HEAD_TRANSFORMS, "optimizer.name": OPTIMIZERS, "optimizer.average": AVERAGES, "training.dtype": DTYPES, "training.nonfinite": NONFINITE, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
 
 LIMITS = {  # dotted name -> (lowest, highest)
     **dict.fromkeys(("corpus.filter_threshold", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
     **dict.fromkeys(("corpus.probe", "protocol.warmup", "training.early_stop_at"), (0, 1)),
     **dict.fromkeys(("corpus.heldout", "objective.mlm_probability", "training.checkpoint_fraction"), (1e-9, 1)),
-    **dict.fromkeys(("architecture.hidden_size", "training.heldout_rows", "training.validations", "training.keep_checkpoints", "protocol.epochs", "protocol.batch_size"), (1, 1 << 30)),
+    **dict.fromkeys(("architecture.hidden_size", "training.heldout_rows", "training.validations", "training.keep_checkpoints", "optimizer.average_steps", "protocol.epochs", "protocol.batch_size"), (1, 1 << 30)),
     **dict.fromkeys(("training.micro_batch_size", "training.early_stop_loss", "training.checkpoint_seconds"), (0, 1 << 30)),
     "corpus.seq_length": (2, 1 << 20), "corpus.vocab_size": (6, 1 << 24), "protocol.max_length": (8, 1 << 20)}
 

@@ -6,23 +6,23 @@
 __all__ = ['Run', 'run_name', 'load_run', 'is_claimed', 'claimed', 'corpus_of', 'pretrain_run', 'tasks_of', 'glue_run',
            'masked_samples', 'finish', 'summary', 'execute']
 
-# %% ../nbs/16_run.ipynb #8f32d0c2
+# %% ../nbs/16_run.ipynb #c737e26d
 import json, re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from .budget import Budget, UserError, rule_breaches, rules_label
 from .checkpoint import lock, write_text
 from .corpus import Corpus, get_corpus
 from .export import export_model, fill_mask, load_model
 from .glue import ScoreTable, TaskData, evaluate, load_glue, probe_tasks
-from .hardware import Hardware
+from .hardware import DTYPES, Hardware
 from .recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, record_key, report
-from .training import Trainer, pretrain
+from .training import Group, Trainer, pretrain
 
-# %% ../nbs/16_run.ipynb #36a9749f
+# %% ../nbs/16_run.ipynb #07f1aa11
 @dataclass(frozen=True)
 class Run:
     "One run: what decides it, and the folder it lives in."
@@ -37,13 +37,14 @@ class Run:
     progress: bool = True
     snapshots: tuple[float, ...] = ()  # fractions of the budget at which a checkpoint is saved that stays
     tensorboard: bool = False      # log lines for TensorBoard too
+    group: Group = field(default_factory=Group)  # the processes of the job; one, unless `torchrun` started more
 
 # %% ../nbs/16_run.ipynb #58a10aef
 def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
-# %% ../nbs/16_run.ipynb #07bd0b3a
+# %% ../nbs/16_run.ipynb #fe842b15
 def load_run(folder: Path, data_dir: Path | None = None, glue_dir: Path | None = None, finetune_seeds: int = 1) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
@@ -64,27 +65,28 @@ def is_claimed(run: Run) -> bool:
 @contextmanager
 def claimed(run: Run) -> Iterator[None]:
     "Inside the `with` block the folder is this run's, and no other process's."
+    if run.group.rank: return (yield)  # the first process does it for all
     with lock(run.folder):
         if not is_claimed(run):
             write_text(run.folder / "run.json", json.dumps(dict(source=run.source, budget=run.budget, seed=run.seed)))
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
         yield
 
-# %% ../nbs/16_run.ipynb #6d06a78c
+# %% ../nbs/16_run.ipynb #a9004bc8
 def corpus_of(run: Run) -> Corpus:
     "The corpus of a run, built or found."
-    return get_corpus(run.source, run.recipe.corpus, run.data_dir, run.progress)
+    with run.group.first_alone(): return get_corpus(run.source, run.recipe.corpus, run.data_dir, run.progress and not run.group.rank)
 
 def pretrain_run(run: Run, corpus: Corpus) -> dict:
     "Pretraining, resumed where it stopped; its outcome is kept in pretraining.json."
     path = run.folder / "pretraining.json"
     if path.exists(): return json.loads(path.read_text())
-    budget, hardware, r = Budget.parse(run.budget), Hardware.detect(), run.recipe
+    budget, hardware, r = Budget.parse(run.budget), Hardware.detect(DTYPES[run.recipe.training.dtype]), run.recipe
     compiled = budget.unit == "seconds" and hardware.should_compile(budget.amount)
-    trainer = Trainer(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training, hardware, run.seed, compiled)
+    trainer = Trainer(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training, hardware, run.seed, compiled, run.group)
     found = pretrain(trainer, budget, run.folder, progress=run.progress, snapshots=run.snapshots, tensorboard=run.tensorboard)
     found |= dict(unigram_entropy=corpus.manifest["unigram_entropy"], compiled=compiled, environment=environment(hardware))
-    write_text(path, json.dumps(found))
+    if not run.group.rank: write_text(path, json.dumps(found))
     return found
 
 def tasks_of(run: Run, corpus: Corpus) -> dict[str, TaskData]:
@@ -106,11 +108,11 @@ def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
         if len(samples) == count: break
     return samples
 
-# %% ../nbs/16_run.ipynb #9a98ba0e
+# %% ../nbs/16_run.ipynb #318e5ec4
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write provenance, record, export and report."
     manifest, recipe = corpus.manifest, json.loads(json.dumps(asdict(run.recipe)))
-    provenance = dict(text=manifest["identity"], pretrained=[], devices=1, seconds=pretraining["spent"]["seconds"])
+    provenance = dict(text=manifest["identity"], pretrained=[], devices=pretraining.get("devices", 1), seconds=pretraining["spent"]["seconds"])
     provenance |= dict(rules=rules_label(provenance), breaches=rule_breaches(provenance))
     record = RunRecord(record_key(recipe, run.budget, run.seed, manifest), recipe, run.budget, run.seed, manifest, pretraining.pop("environment"), provenance, pretraining, results)
     write_text(run.folder / "provenance.json", json.dumps(provenance, indent=1))

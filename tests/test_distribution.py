@@ -1,0 +1,124 @@
+"""Several processes, one run: the same losses, the same stop, and nothing lost when one of them dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import command
+
+from cramming_nb.training import read_log
+
+MORE = ["--set", "training.dtype=float32", "schedule.batch_size=20", "training.checkpoint_fraction=0.2"]
+
+
+def options(tiny, name: str, budget: str = "200step") -> list[str]:
+    return ["pretrain", *tiny.options(budget), "--name", name, *MORE]
+
+
+class Job:
+    """`torchrun` with two processes, its output in a file."""
+
+    def __init__(self, *argv, cwd: Path, cache: Path):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        env = {**os.environ, "CRAM_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+        self.output = cwd / "job.txt"
+        with open(self.output, "w") as file:
+            call = [*torchrun, "-m", "cramming_nb.cli", *map(str, argv)]
+            self.process = subprocess.Popen(call, cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT)
+
+    def pid(self, rank: int) -> int:
+        """The process with this rank."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if f"\0RANK={rank}\0" in Path(f"/proc/{pid}/environ").read_text())
+
+    def end(self, seconds: float = 300) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"did not end: {self.output.read_text()}") from None
+
+
+def outcome(folder: Path) -> dict:
+    return json.loads((folder / "pretraining.json").read_text())
+
+
+def told(folder: Path) -> int:
+    return sum("loss" in line for line in read_log(folder / "log.jsonl"))
+
+
+def same_curve(a: Path, b: Path):
+    """Held-out losses and tokens of two runs agree."""
+    a, b = outcome(a), outcome(b)
+    assert [p["tokens"] for p in a["curve"]] == [p["tokens"] for p in b["curve"]]
+    assert [p["heldout_loss"] for p in a["curve"]] == pytest.approx([p["heldout_loss"] for p in b["curve"]], abs=1e-4)
+    assert (a["spent"]["steps"], a["spent"]["tokens"]) == (b["spent"]["steps"], b["spent"]["tokens"])
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("alone")
+    assert command(*options(tiny, "run"), cwd=home, cache=tiny.cache).code == 0
+    return home / "runs" / "run"
+
+
+def test_two_processes_have_the_losses_of_one(tiny, alone, tmp_path):
+    job = Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    assert job.end() == 0, job.output.read_text()
+    same_curve(tmp_path / "runs" / "run", alone)
+    assert outcome(tmp_path / "runs" / "run")["devices"] == 2
+    assert job.output.read_text().count("held-out loss") == 1  # the first process speaks for all
+    losses = [
+        [line["loss"] for line in read_log(f / "log.jsonl") if "loss" in line]
+        for f in (tmp_path / "runs" / "run", alone)
+    ]
+    assert losses[0][-1] == pytest.approx(losses[1][-1], abs=0.5)
+
+
+def test_dead_process_ends_the_job_and_loses_nothing(tiny, alone, tmp_path):
+    """Killed in the middle; what the first process had is saved, and one process alone goes on from there."""
+    folder = tmp_path / "runs" / "run"
+    job = Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    while told(folder) < 20:
+        assert job.process.poll() is None, job.output.read_text()
+        time.sleep(0.02)
+    begun, before = time.monotonic(), told(folder)
+    os.kill(job.pid(1), signal.SIGKILL)
+    assert job.end(30) != 0 and time.monotonic() - begun < 30
+    assert job.output.read_text().count("another process of this job has ended") == 1
+    kept = max((folder / "checkpoints").glob("step-*"))
+    saved = json.loads((kept / "state.json").read_text())
+    assert saved["spent"]["steps"] >= before - 1 and not saved["rows_left"]
+    assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
+    same_curve(folder, alone)
+
+
+def test_one_then_two_then_one(tiny, alone, tmp_path):
+    """A run is stopped on one process, goes on with two, is stopped again and ends on one."""
+    folder = tmp_path / "runs" / "run"
+
+    def stop_after(lines: int, process: subprocess.Popen):
+        while told(folder) < lines:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+        assert not (folder / "pretraining.json").exists()
+
+    env = {**os.environ, "CRAM_CACHE": str(tiny.cache)}
+    call = [sys.executable, "-m", "cramming_nb.cli", *options(tiny, "run")]
+    stop_after(30, subprocess.Popen(call, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL))
+    stop_after(90, Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).process)
+    assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
+    same_curve(folder, alone)
+
+
+def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = command("run", *tiny.options(), cwd=tmp_path, cache=tiny.cache)
+    assert said.code == 2 and "torchrun" in said.err and not (tmp_path / "runs").exists()
