@@ -6,7 +6,7 @@
 __all__ = ['CHOICES', 'LIMITS', 'PLAIN_TEXT', 'BERT_LIKE', 'BERT_BASE', 'BERNOULLI', 'RECIPES', 'Recipe', 'flat', 'change',
            'convert', 'field_help', 'load_recipe', 'diff']
 
-# %% ../nbs/12_recipes.ipynb #36736bcd
+# %% ../nbs/12_recipes.ipynb #be63f5a5
 import difflib, inspect, json, math, re, typing
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from .glue import Protocol
 from .hardware import DTYPES
 from .objective import ObjectiveConfig
 from .optimizer import AVERAGES, OPTIMIZERS, OptimizerConfig
-from .schedule import LR_SCHEDULES, ScheduleConfig, row_length
+from .schedule import LR_SCHEDULES, ScheduleConfig, mask_rate, row_length
 from .tokenizer import NORMALIZERS, TOKENIZERS
 from .training import NONFINITE, TrainingConfig
 
@@ -35,7 +35,7 @@ LIMITS = {  # dotted name -> (lowest, highest)
     **dict.fromkeys(("training.micro_batch_size", "training.early_stop_loss", "training.checkpoint_seconds"), (0, 1 << 30)),
     "corpus.seq_length": (2, 1 << 20), "corpus.vocab_size": (6, 1 << 24), "protocol.max_length": (8, 1 << 20)}
 
-# %% ../nbs/12_recipes.ipynb #5ae1c3c2
+# %% ../nbs/12_recipes.ipynb #4fb7d3e3
 @dataclass(frozen=True)
 class Recipe:
     "Everything that decides a run but its text, budget and seed. The defaults are the paper's final recipe, crammed-v2."
@@ -59,7 +59,8 @@ class Recipe:
             value = getattr(getattr(self, part), name)
             if not low <= value <= high: raise UserError(f"{key} {value}: give a number from {low:g} to {high:g}")
         check(arch)
-        row_length(self.schedule, 0.0, self.corpus.seq_length)  # refuses rows that cannot begin so short
+        rate, length = mask_rate(self.schedule, 0.0, self.objective.mlm_probability), row_length(self.schedule, 0.0, self.corpus.seq_length)
+        if rate * length < 1: raise UserError(f"masking {rate:g} of rows of {length} tokens predicts no token; raise the mask rate or the row length")
 
     def to_yaml(self) -> str:
         "The recipe as YAML, every field spelled out."

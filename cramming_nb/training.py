@@ -345,7 +345,7 @@ class Every:
         self.last = now
         return True
 
-# %% ../nbs/10_training.ipynb #6dd4e8fd
+# %% ../nbs/10_training.ipynb #2a6338ea
 class Session:
     "A run between start and stop: what happens on its clock."
     def __init__(self, trainer: Trainer, budget: Budget, folder: Path, clock: Clock, run: Progress, note: Callable[[dict], None]):
@@ -406,6 +406,8 @@ class Session:
         "Note a log line."
         if (joules := self.meter.read()) is not None: self.run.joules = self.joules + joules
         self.line = log_line(self.trainer, self.budget, self.run, self.clock, self.line)
+        self.run.skipped += self.line["skipped_steps"]
+        self.trainer.optimizer.skipped.zero_()
         self.note(self.line)
 
     def save(self, folder: Path | None = None):
@@ -422,7 +424,7 @@ class Session:
 
     def recover(self):
         "After gradients that were not finite: go on, go back, or end the run, as the recipe says."
-        policy, self.run.skipped = self.trainer.training.nonfinite, self.line["skipped_steps"]
+        policy = self.trainer.training.nonfinite
         if policy == "stop": self.run.stopped = "a gradient was not finite"
         if policy == "rollback": self.go_back()
 
@@ -435,6 +437,7 @@ class Session:
             return
         tensors, state = found
         trainer.load(tensors)
+        trainer.optimizer.skipped.zero_()
         trainer.lr, run.rate, run.returns, seconds = trainer.lr / 2, run.rate / 2, run.returns + 1, run.spent.seconds
         for name in ("cursor", "rows_left", "begun_at", "curve"): setattr(run, name, state[name])
         for name in ("tokens", "flops", "steps"): setattr(run.spent, name, state["spent"][name])
@@ -453,7 +456,7 @@ class Session:
         self.save()
         self.writer.wait()
 
-# %% ../nbs/10_training.ipynb #7f9f18ce
+# %% ../nbs/10_training.ipynb #6f05249a
 def train(session: Session,              # the run
           signals: list[int],            # filled when the process is asked to stop
           snapshots: dict[float, Path]   # fraction of the budget -> folder of a checkpoint that stays
@@ -470,7 +473,7 @@ def train(session: Session,              # the run
             session.settle()
             session.tell()
             clock.lap("logging")
-            if session.line["skipped_steps"] > run.skipped: session.recover()
+            if session.line["skipped_steps"]: session.recover()
             continue
         if not run.rows_left:
             for f in [f for f in snapshots if f <= t]: session.save(snapshots.pop(f))

@@ -1,0 +1,464 @@
+"""Faults other than those of test_resume, test_distribution and test_bad_input: what the user reads, and what is kept.
+
+A fault is a function of a `Scene`. Every table says what is done to a run, what is read, and what mends it; each test
+ends with the same command again, which must end in the bits of a run that nothing happened to.
+"""
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import time
+from errno import ENOSPC, EROFS
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import command, contents, hidden, lines
+from safetensors.torch import load_file
+from test_resume import flip, learned, newest, state
+
+import cramming_nb.checkpoint
+import cramming_nb.corpus
+import cramming_nb.run
+from cramming_nb.checkpoint import load_checkpoint
+from cramming_nb.training import Trainer, read_log
+
+STEPS, TOKENS = 40, 40 * 8 * 32  # of the whole run; it saves itself and logs often enough for any moment
+SET = ["training.dtype=float32", "training.checkpoint_fraction=0.1"]
+
+
+class Scene:
+    """A run in a folder of its own, with its text and its corpus beside it, and what may happen to it."""
+
+    def __init__(self, home: Path, recipe: Path, patch: pytest.MonkeyPatch):
+        self.home, self.recipe, self.patch = home, recipe, patch
+        self.folder, self.cache, self.text = home / "runs" / "run", home / "cache", home / "tiny.jsonl"
+
+    def run(self, *more: str, budget: str = f"{TOKENS}tok", verb: str = "pretrain"):
+        """The command that begins the run, and resumes it; `more` are changes to the recipe."""
+        argv = [verb, self.recipe, "--source", "files:tiny.jsonl", "--budget", budget, "--name", "run"]
+        return command(*argv, "--set", *SET, *more, cwd=self.home, cache=self.cache)
+
+    def before(self, method: str, calls, act):
+        """Let something happen right before some calls, counted from 1, of a method of `Trainer`."""
+        really, number = getattr(Trainer, method), count(1)
+
+        def wrapped(trainer, *args):
+            if next(number) in calls:
+                act(trainer)
+            return really(trainer, *args)
+
+        self.patch.setattr(Trainer, method, wrapped)
+
+    def corpus(self) -> Path:
+        (folder,) = self.cache.glob("corpus-*")
+        return folder
+
+    def outcome(self) -> dict:
+        return json.loads((self.folder / "pretraining.json").read_text())
+
+
+def terminate(*_):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def new(tiny, tmp_path_factory) -> Path:
+    """A folder with the text and its corpus, and no run."""
+    home = tmp_path_factory.mktemp("new")
+    shutil.copy2(tiny.text, home)
+    with pytest.MonkeyPatch.context() as patch:
+        assert Scene(home, tiny.recipe, patch).run(budget="1step").code == 0
+    shutil.rmtree(home / "runs")
+    return home
+
+
+@pytest.fixture(scope="module")
+def halfway(new, tiny, tmp_path_factory) -> Path:
+    """The same with a run that was stopped after half of its steps."""
+    home = shutil.copytree(new, tmp_path_factory.mktemp("halfway") / "home")
+    with pytest.MonkeyPatch.context() as patch:
+        scene = Scene(home, tiny.recipe, patch)
+        scene.before("update", [STEPS // 2], terminate)
+        said = scene.run()
+    assert said.code == 143 and state(scene.folder)["spent"]["steps"] == STEPS // 2
+    assert lines(said.err) == ["cram: stopped and saved; the same command goes on from here"]
+    return home
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new, tiny, tmp_path_factory) -> Path:
+    home = shutil.copytree(new, tmp_path_factory.mktemp("undisturbed") / "home")
+    with pytest.MonkeyPatch.context() as patch:
+        scene = Scene(home, tiny.recipe, patch)
+        assert scene.run().code == 0
+    return scene.folder
+
+
+@pytest.fixture
+def scene(new, tiny, tmp_path, monkeypatch) -> Scene:
+    return Scene(shutil.copytree(new, tmp_path / "home"), tiny.recipe, monkeypatch)
+
+
+@pytest.fixture
+def stopped(halfway, tiny, tmp_path, monkeypatch) -> Scene:
+    return Scene(shutil.copytree(halfway, tmp_path / "home"), tiny.recipe, monkeypatch)
+
+
+def one_line(said, *words: str):
+    """Exit code 2 and one line with all the words, beside progress bars and what the run says of itself."""
+    (line,) = [line for line in lines(said.err) if line.startswith("cram: ")]
+    assert said.code == 2 and "Traceback" not in said.err
+    assert not [word for word in words if word not in line], line
+
+
+def edit(path: Path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+BETWEEN = {  # name: (harm between stop and resume, words of the line that refuses, what mends it)
+    "shard gone": (
+        lambda s: (s.corpus() / "train.bin").unlink(),
+        ["train.bin is damaged", "delete the folder", "run again"],
+        lambda s: shutil.rmtree(s.corpus()),
+    ),
+    "shard flipped": (
+        lambda s: edit(s.corpus() / "train.bin", lambda data: flip(data, 5000)),
+        ["train.bin is damaged", "delete the folder", "run again"],
+        lambda s: shutil.rmtree(s.corpus()),
+    ),
+    "held-out rows flipped": (
+        lambda s: edit(s.corpus() / "heldout.bin", lambda data: flip(data, 100)),
+        ["heldout.bin is damaged", "delete the folder", "run again"],
+        lambda s: shutil.rmtree(s.corpus()),
+    ),
+    "corpus gone": (lambda s: shutil.rmtree(s.cache), [], None),
+    "text gone": (
+        lambda s: s.text.rename(s.home / "elsewhere"),
+        ["tiny.jsonl", "no such file"],
+        lambda s: (s.home / "elsewhere").rename(s.text),
+    ),
+    "log gone": (lambda s: (s.folder / "log.jsonl").unlink(), [], None),
+    "log of zeros": (lambda s: edit(s.folder / "log.jsonl", lambda data: data + bytes(4096)), [], None),
+    "log flipped": (lambda s: edit(s.folder / "log.jsonl", lambda data: data[:9] + b"\xff" + data[10:]), [], None),
+    "checkpoints gone": (lambda s: shutil.rmtree(s.folder / "checkpoints"), [], None),
+    "lock gone": (lambda s: (s.folder / ".lock").unlink(), [], None),
+    "recipe.yaml gone": (lambda s: (s.folder / "recipe.yaml").unlink(), [], None),
+    "run.json gone": (
+        lambda s: (s.folder / "run.json").rename(s.home / "run.json"),
+        ["run.json cannot be read", "run again"],
+        lambda s: (s.home / "run.json").rename(s.folder / "run.json"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN.values(), ids=BETWEEN)
+def test_harm_between_stop_and_resume(what, stopped, undisturbed):
+    harm, words, mend = what
+    harm(stopped)
+    before = contents(stopped.home)
+    said = stopped.run()
+    if words:
+        one_line(said, *words)
+        assert contents(stopped.home) == before  # nothing was trained on what is not what it was
+        mend(stopped)
+        said = stopped.run()
+    assert said.code == 0, said.err
+    assert learned(stopped.folder) == learned(undisturbed)
+
+
+def test_every_change_is_named(stopped, undisturbed):
+    """Recipe, source, budget and seed: a run that is half done goes on as it began, or not at all."""
+    shutil.copy2(stopped.text, stopped.home / "other.jsonl")
+    before = contents(stopped.home)
+    argv = ["pretrain", stopped.recipe, "--source", "files:other.jsonl", "--budget", "1ktok", "--seed", "1"]
+    more = ["--name", "run", "--set", *SET, "schedule.batch_size=16", "optimizer.lr=0.1"]
+    said = command(*argv, *more, cwd=stopped.home, cache=stopped.cache)
+    differences = ["schedule.batch_size 8 -> 16", "optimizer.lr 0.003 -> 0.1", "seed 0 -> 1"]
+    differences += [f"budget '{TOKENS}tok' -> '1ktok'", "source 'files:tiny.jsonl' -> 'files:other.jsonl'"]
+    one_line(said, *differences, "choose another --name")
+    assert contents(stopped.home) == before
+    assert stopped.run().code == 0
+    assert learned(stopped.folder) == learned(undisturbed)
+
+
+@pytest.fixture
+def disk():
+    """A disk on which files may grow beyond no more than so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most if most else before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Refuses, while it is told to, that checkpoints be begun."""
+    really, asked = os.mkdir, []
+
+    def mkdir(path, *more, **options):
+        if asked and Path(path).name.startswith(".part-"):
+            raise OSError(EROFS, os.strerror(EROFS), str(path))
+        return really(path, *more, **options)
+
+    monkeypatch.setattr("os.mkdir", mkdir)
+    return lambda on: asked.append(on) if on else asked.clear()
+
+
+@pytest.fixture
+def block(request, disk, refuse):
+    """Closes the disk (a true value) and opens it again: it is full, or may only be read."""
+    return dict(full=lambda on: disk(on and 100_000), read_only=refuse)[request.param]
+
+
+both_ways = pytest.mark.parametrize("block", ["full", "read_only"], indirect=True)
+REASON = r"could not be written \((Read-only file system|.*too large.*)\); training goes on"
+
+
+@both_ways
+def test_disk_refuses_a_checkpoint_on_the_way(block, scene, undisturbed):
+    scene.before("update", [10], lambda _: block(True))
+    scene.before("update", [14], lambda _: block(False))
+    kept = []
+    scene.before("update", [26], lambda _: kept.extend(path.name for path in scene.folder.glob("checkpoints/step-*")))
+    said = scene.run()
+    told = [line for line in lines(said.out) if "could not be written" in line]
+    assert said.code == 0 and len(told) == 1
+    assert "training goes on, the next one is tried at its time" in told[0]
+    assert len(kept) == 2 and max(kept) > "step-00000014"  # those that came after were saved
+    assert hidden(scene.folder) == []
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+@both_ways
+def test_disk_refuses_the_last_checkpoint(block, scene, undisturbed):
+    scene.before("update", [STEPS], lambda _: block(True))
+    said = scene.run()
+    block(False)
+    one_line(said, "make room, or choose a folder you may write to")
+    assert hidden(scene.folder) == [] and not (scene.folder / "pretraining.json").exists()
+    assert 30 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < STEPS
+    assert scene.run().code == 0
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+@both_ways
+def test_disk_refuses_the_checkpoint_of_a_run_that_is_stopped(block, scene, undisturbed):
+    scene.before("update", [22], lambda _: (block(True), terminate()))
+    said = scene.run()
+    block(False)
+    one_line(said, "make room")
+    assert 16 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < 22
+    assert scene.run().code == 0
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+def test_disk_refuses_the_log(disk, scene, undisturbed):
+    scene.before("update", [22], lambda _: disk(100))
+    said = scene.run()
+    disk(0)
+    one_line(said, "make room")
+    assert 16 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"]
+    assert scene.run().code == 0
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+def test_disk_refuses_the_outcome(scene, undisturbed):
+    really = cramming_nb.run.write_text
+
+    def write_text(path, text):
+        if path.name == "pretraining.json":
+            raise OSError(ENOSPC, os.strerror(ENOSPC), str(path))
+        really(path, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cramming_nb.run, "write_text", write_text)
+        one_line(scene.run(), "pretraining.json", "No space left", "make room")
+    before = contents(scene.folder / "checkpoints")
+    assert scene.run().code == 0
+    assert contents(scene.folder / "checkpoints") == before  # there was nothing left to train
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+def test_log_deleted_under_way(scene, undisturbed):
+    scene.before("update", [10], lambda _: (scene.folder / "log.jsonl").unlink())
+    assert scene.run().code == 0
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+def test_wall_clock_that_jumps_backwards(scene):
+    """The run counts its own seconds: neither its end nor its bookings hear of the change."""
+    really = time.time
+    scene.before("update", [5], lambda _: scene.patch.setattr(time, "time", lambda: really() - 20))
+    begun = time.perf_counter()
+    said = scene.run(budget="1s")
+    assert said.code == 0 and time.time() < really() - 15 and time.perf_counter() - begun < 10
+    found, told = scene.outcome(), [line["seconds"] for line in read_log(scene.folder / "log.jsonl")]
+    assert told == sorted(told) and 1 <= found["spent"]["seconds"] < 2
+    assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
+    assert min(found["shares"].values()) >= 0
+
+
+def poison(trainer):
+    trainer.optimizer.masters[0].grad.view(-1)[7] = math.nan
+
+
+def all_finite(folder: Path) -> bool:
+    tensors = load_file(newest(folder) / "tensors.safetensors")
+    return all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+
+
+def test_gradient_that_is_not_finite_is_skipped(scene):
+    scene.before("update", [10, 11, STEPS], poison)
+    assert scene.run("training.nonfinite=skip").code == 0
+    found = scene.outcome()
+    assert (found["skipped_steps"], found["returns"], found["stopped"]) == (3, 0, "")
+    assert found["spent"]["tokens"] == TOKENS and all_finite(scene.folder)
+    assert found["heldout_loss"] < found["curve"][0]["heldout_loss"]
+
+
+@pytest.mark.parametrize("step", [10, STEPS])
+def test_gradient_that_is_not_finite_ends_the_run(step, scene):
+    scene.before("update", [step], poison)
+    said = scene.run("training.nonfinite=stop")
+    assert said.code == 0 and "given up: a gradient was not finite" in said.out
+    found = scene.outcome()
+    assert found["spent"]["steps"] == step and found["skipped_steps"] == 1 and all_finite(scene.folder)
+    assert scene.run("training.nonfinite=stop").out == said.out  # and stays ended
+
+
+def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
+    scene.before("update", [15], poison)
+    assert scene.run("training.nonfinite=rollback").code == 0
+    found, told = scene.outcome(), read_log(scene.folder / "log.jsonl")
+    (back,) = [line for line in told if "returned_to_step" in line]
+    assert (found["returns"], found["stopped"], back["rate"]) == (1, "", 0.5) and 8 <= back["returned_to_step"] < 15
+    assert found["spent"]["tokens"] == TOKENS and found["spent"]["steps"] == STEPS and all_finite(scene.folder)
+    assert found["shares"]["lost"] > 0
+    assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
+    rates = {line["steps"]: line["lr"] for line in read_log(undisturbed / "log.jsonl") if "lr" in line}
+    after = [line for line in told[told.index(back) + 1 :] if "lr" in line]
+    assert len(after) > 10 and all(line["lr"] == pytest.approx(rates[line["steps"]] / 2) for line in after)
+
+
+def test_gradient_that_is_never_finite_again_ends_the_run(scene):
+    scene.before("update", range(15, 1000), poison)
+    said = scene.run("training.nonfinite=rollback")
+    found = scene.outcome()
+    assert said.code == 0 and "5 returns to a checkpoint did not help" in said.out
+    assert found["returns"] == 5 and found["stopped"] and all_finite(scene.folder)
+    told = [line["rate"] for line in read_log(scene.folder / "log.jsonl") if "rate" in line]
+    assert told == [2**-n for n in range(1, 6)]
+
+
+def test_return_to_a_checkpoint_outlives_a_stop(scene):
+    """A run that went back, was stopped, and goes on: with half the rate, as though it had not been stopped."""
+    options = "training.nonfinite=rollback"
+    with pytest.MonkeyPatch.context() as scene.patch:
+        scene.before("update", [15], poison)
+        assert scene.run(options).code == 0
+    whole = shutil.move(scene.folder, scene.home / "whole")
+    with pytest.MonkeyPatch.context() as scene.patch:
+        scene.before("update", [15], poison)
+        scene.before("update", [25], terminate)
+        assert scene.run(options).code == 143
+    assert scene.run(options).code == 0
+    assert scene.outcome()["returns"] == 1
+    assert learned(scene.folder) == learned(Path(whole))
+
+
+def memory_for(scene: Scene, rows: int, calls=range(1_000_000)):
+    """Let memory run out in some calls of the loss, counted from 1, where they are given more than so many rows."""
+    really, number = Trainer.loss, count(1)
+
+    def loss(trainer, ids, *args):
+        if next(number) in calls and len(ids) > rows:
+            raise torch.OutOfMemoryError("out of memory")
+        return really(trainer, ids, *args)
+
+    scene.patch.setattr(Trainer, "loss", loss)
+
+
+MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which loss on, what is said)
+    "in the probe": (0, 4, 1, []),
+    "in the probe, but for one row": (0, 1, 1, []),
+    "later": (0, 4, 31, ["memory ran out at 8 rows at a time; 4 from now on"]),
+    "twice": (8, 2, 31, ["at 8 rows at a time; 4 from now on", "at 4 rows at a time; 2 from now on"]),
+}
+
+
+@pytest.mark.parametrize("what", MEMORY.values(), ids=MEMORY)
+def test_memory_runs_out(what, scene, undisturbed):
+    asked, rows, first, told = what
+    memory_for(scene, rows, range(first, 1_000_000))
+    said = scene.run(f"training.micro_batch_size={asked}")
+    assert said.code == 0, said.err
+    assert [line for line in lines(said.out) if "memory" in line] == [f"memory ran out {t}" for t in told] or all(
+        t in said.out for t in told
+    )
+    found, whole = scene.outcome(), json.loads((undisturbed / "pretraining.json").read_text())
+    assert found["micro_batch_size"] == rows and found["spent"]["tokens"] == TOKENS
+    assert [p["heldout_loss"] for p in found["curve"]] == pytest.approx(
+        [p["heldout_loss"] for p in whole["curve"]], abs=1e-4
+    )
+
+
+def test_not_one_row_fits(scene):
+    memory_for(scene, 0)
+    one_line(scene.run("training.micro_batch_size=0"), "not one row of 32 tokens fits", "smaller architecture")
+
+
+def during_corpus(name: str):
+    """SIGTERM right before a function of chapter 03 is called."""
+
+    def fault(scene: Scene):
+        shutil.rmtree(scene.cache)
+        really = getattr(cramming_nb.corpus, name)
+        scene.patch.setattr(cramming_nb.corpus, name, lambda *a, **k: (terminate(), really(*a, **k))[1])
+
+    return fault
+
+
+def during_probe(scene: Scene):
+    scene.before("loss", [2], terminate)
+
+
+def during_last_look(scene: Scene):
+    scene.before("heldout_loss", [6], terminate)
+
+
+def during_last_save(scene: Scene):
+    really = cramming_nb.checkpoint.save_checkpoint
+
+    def save(folder, step, tensors, state, keep):
+        if state["finished"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return really(folder, step, tensors, state, keep)
+
+    scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
+
+
+SIGTERM = {  # name: (when the signal comes, exit codes)
+    "tokenizer": (during_corpus("train_tokenizer"), 143),
+    "rows": (during_corpus("pack"), 143),
+    "corpus files": (during_corpus("write_rows"), 143),
+    "probe": (during_probe, 143),
+    "last look": (during_last_look, 143),
+    "last save": (during_last_save, 143),
+}
+
+
+@pytest.mark.parametrize("what", SIGTERM.values(), ids=SIGTERM)
+def test_sigterm_at_any_time(what, scene, undisturbed):
+    fault, code = what
+    with pytest.MonkeyPatch.context() as scene.patch:
+        fault(scene)
+        said = scene.run("training.micro_batch_size=0")
+    assert said.code == code
+    assert "Traceback" not in said.err
+    assert hidden(scene.home) == []
+    assert scene.run("training.micro_batch_size=0").code == 0
+    assert learned(scene.folder) == learned(undisturbed)
