@@ -27,7 +27,7 @@ import cramming_nb.run
 from cramming_nb.checkpoint import load_checkpoint
 from cramming_nb.training import Trainer, read_log
 
-STEPS, TOKENS = 40, 40 * 8 * 32  # of the whole run; it saves itself and logs often enough for any moment
+STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
 SET = ["training.dtype=float32", "training.checkpoint_fraction=0.1"]
 
 
@@ -144,7 +144,6 @@ BETWEEN = {  # name: (harm between stop and resume, words of the line that refus
     ),
     "log gone": (lambda s: (s.folder / "log.jsonl").unlink(), [], None),
     "log of zeros": (lambda s: edit(s.folder / "log.jsonl", lambda data: data + bytes(4096)), [], None),
-    "log flipped": (lambda s: edit(s.folder / "log.jsonl", lambda data: data[:9] + b"\xff" + data[10:]), [], None),
     "checkpoints gone": (lambda s: shutil.rmtree(s.folder / "checkpoints"), [], None),
     "lock gone": (lambda s: (s.folder / ".lock").unlink(), [], None),
     "recipe.yaml gone": (lambda s: (s.folder / "recipe.yaml").unlink(), [], None),
@@ -188,80 +187,84 @@ def test_every_change_is_named(stopped, undisturbed):
 
 @pytest.fixture
 def disk():
-    """A disk on which files may grow beyond no more than so many bytes."""
+    """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most if most else before[0], before[1]))
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture
-def refuse(monkeypatch):
-    """Refuses, while it is told to, that checkpoints be begun."""
-    really, asked = os.mkdir, []
+def read_only(monkeypatch):
+    """A disk on which, while the argument was true, no checkpoint may be begun."""
+    really, refusing = os.mkdir, []
 
     def mkdir(path, *more, **options):
-        if asked and Path(path).name.startswith(".part-"):
+        if refusing and Path(path).name.startswith(".part-"):
             raise OSError(EROFS, os.strerror(EROFS), str(path))
         return really(path, *more, **options)
 
     monkeypatch.setattr("os.mkdir", mkdir)
-    return lambda on: asked.append(on) if on else asked.clear()
+    return lambda on: refusing.append(on) if on else refusing.clear()
 
 
-@pytest.fixture
-def block(request, disk, refuse):
-    """Closes the disk (a true value) and opens it again: it is full, or may only be read."""
-    return dict(full=lambda on: disk(on and 100_000), read_only=refuse)[request.param]
+@pytest.fixture(params=["full", "read-only"])
+def spoil(request, scene, disk, read_only):
+    """Lets saves for which something is true of the run's state meet a full disk, or one that may only be read."""
+    really, limit = cramming_nb.checkpoint.save_checkpoint, {"full": lambda on: disk(on and 100_000)}
+    refuse = limit.get(request.param, read_only)
+
+    def when(condition):
+        def save(folder, step, tensors, state, keep):
+            refuse(condition(state))
+            try:
+                return really(folder, step, tensors, state, keep)
+            finally:
+                refuse(False)
+
+        scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
+
+    return when
 
 
-both_ways = pytest.mark.parametrize("block", ["full", "read_only"], indirect=True)
-REASON = r"could not be written \((Read-only file system|.*too large.*)\); training goes on"
-
-
-@both_ways
-def test_disk_refuses_a_checkpoint_on_the_way(block, scene, undisturbed):
-    scene.before("update", [10], lambda _: block(True))
-    scene.before("update", [14], lambda _: block(False))
+def test_disk_refuses_a_checkpoint_on_the_way(spoil, scene, undisturbed):
+    spoil(lambda state: state["spent"]["steps"] == 6)
     kept = []
-    scene.before("update", [26], lambda _: kept.extend(path.name for path in scene.folder.glob("checkpoints/step-*")))
+    scene.before("update", [16], lambda _: kept.extend(path.name for path in scene.folder.glob("checkpoints/step-*")))
     said = scene.run()
     told = [line for line in lines(said.out) if "could not be written" in line]
-    assert said.code == 0 and len(told) == 1
+    assert said.code == 0 and len(told) == 1, told
     assert "training goes on, the next one is tried at its time" in told[0]
-    assert len(kept) == 2 and max(kept) > "step-00000014"  # those that came after were saved
+    assert kept and min(kept) > "step-00000006"  # those that came after were saved
     assert hidden(scene.folder) == []
     assert learned(scene.folder) == learned(undisturbed)
 
 
-@both_ways
-def test_disk_refuses_the_last_checkpoint(block, scene, undisturbed):
-    scene.before("update", [STEPS], lambda _: block(True))
-    said = scene.run()
-    block(False)
-    one_line(said, "make room, or choose a folder you may write to")
+def test_disk_refuses_the_last_checkpoint(spoil, scene, undisturbed):
+    with pytest.MonkeyPatch.context() as scene.patch:
+        spoil(lambda state: state["finished"])
+        one_line(scene.run(), "make room, or choose a folder you may write to")
     assert hidden(scene.folder) == [] and not (scene.folder / "pretraining.json").exists()
-    assert 30 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < STEPS
+    assert STEPS - 6 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < STEPS
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
 
 
-@both_ways
-def test_disk_refuses_the_checkpoint_of_a_run_that_is_stopped(block, scene, undisturbed):
-    scene.before("update", [22], lambda _: (block(True), terminate()))
-    said = scene.run()
-    block(False)
-    one_line(said, "make room")
-    assert 16 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < 22
+def test_disk_refuses_the_checkpoint_of_a_run_that_is_stopped(spoil, scene, undisturbed):
+    with pytest.MonkeyPatch.context() as scene.patch:
+        spoil(lambda state: state["spent"]["steps"] == 14)
+        scene.before("update", [14], terminate)
+        one_line(scene.run(), "make room, or choose a folder you may write to")
+    assert load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] in (12, 13)
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
 
 
 def test_disk_refuses_the_log(disk, scene, undisturbed):
-    scene.before("update", [22], lambda _: disk(100))
+    scene.before("update", [14], lambda _: disk(100))
     said = scene.run()
     disk(0)
     one_line(said, "make room")
-    assert 16 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"]
+    assert 6 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < 15
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
 
@@ -284,7 +287,7 @@ def test_disk_refuses_the_outcome(scene, undisturbed):
 
 
 def test_log_deleted_under_way(scene, undisturbed):
-    scene.before("update", [10], lambda _: (scene.folder / "log.jsonl").unlink())
+    scene.before("update", [8], lambda _: (scene.folder / "log.jsonl").unlink())
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
 
@@ -312,7 +315,7 @@ def all_finite(folder: Path) -> bool:
 
 
 def test_gradient_that_is_not_finite_is_skipped(scene):
-    scene.before("update", [10, 11, STEPS], poison)
+    scene.before("update", [8, 9, STEPS], poison)
     assert scene.run("training.nonfinite=skip").code == 0
     found = scene.outcome()
     assert (found["skipped_steps"], found["returns"], found["stopped"]) == (3, 0, "")
@@ -320,32 +323,31 @@ def test_gradient_that_is_not_finite_is_skipped(scene):
     assert found["heldout_loss"] < found["curve"][0]["heldout_loss"]
 
 
-@pytest.mark.parametrize("step", [10, STEPS])
-def test_gradient_that_is_not_finite_ends_the_run(step, scene):
-    scene.before("update", [step], poison)
+def test_gradient_that_is_not_finite_ends_the_run(scene):
+    scene.before("update", [8], poison)
     said = scene.run("training.nonfinite=stop")
     assert said.code == 0 and "given up: a gradient was not finite" in said.out
     found = scene.outcome()
-    assert found["spent"]["steps"] == step and found["skipped_steps"] == 1 and all_finite(scene.folder)
+    assert found["spent"]["steps"] == 8 and found["skipped_steps"] == 1 and all_finite(scene.folder)
     assert scene.run("training.nonfinite=stop").out == said.out  # and stays ended
 
 
 def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
-    scene.before("update", [15], poison)
+    scene.before("update", [11], poison)
     assert scene.run("training.nonfinite=rollback").code == 0
     found, told = scene.outcome(), read_log(scene.folder / "log.jsonl")
     (back,) = [line for line in told if "returned_to_step" in line]
-    assert (found["returns"], found["stopped"], back["rate"]) == (1, "", 0.5) and 8 <= back["returned_to_step"] < 15
+    assert (found["returns"], found["stopped"], back["rate"]) == (1, "", 0.5) and 6 <= back["returned_to_step"] < 11
     assert found["spent"]["tokens"] == TOKENS and found["spent"]["steps"] == STEPS and all_finite(scene.folder)
     assert found["shares"]["lost"] > 0
     assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
     rates = {line["steps"]: line["lr"] for line in read_log(undisturbed / "log.jsonl") if "lr" in line}
     after = [line for line in told[told.index(back) + 1 :] if "lr" in line]
-    assert len(after) > 10 and all(line["lr"] == pytest.approx(rates[line["steps"]] / 2) for line in after)
+    assert len(after) > 12 and all(line["lr"] == pytest.approx(rates[line["steps"]] / 2) for line in after)
 
 
 def test_gradient_that_is_never_finite_again_ends_the_run(scene):
-    scene.before("update", range(15, 1000), poison)
+    scene.before("update", range(11, 1000), poison)
     said = scene.run("training.nonfinite=rollback")
     found = scene.outcome()
     assert said.code == 0 and "5 returns to a checkpoint did not help" in said.out
@@ -358,52 +360,50 @@ def test_return_to_a_checkpoint_outlives_a_stop(scene):
     """A run that went back, was stopped, and goes on: with half the rate, as though it had not been stopped."""
     options = "training.nonfinite=rollback"
     with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [15], poison)
+        scene.before("update", [11], poison)
         assert scene.run(options).code == 0
     whole = shutil.move(scene.folder, scene.home / "whole")
     with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [15], poison)
-        scene.before("update", [25], terminate)
+        scene.before("update", [11], poison)
+        scene.before("update", [18], terminate)
         assert scene.run(options).code == 143
     assert scene.run(options).code == 0
     assert scene.outcome()["returns"] == 1
     assert learned(scene.folder) == learned(Path(whole))
 
 
-def memory_for(scene: Scene, rows: int, calls=range(1_000_000)):
-    """Let memory run out in some calls of the loss, counted from 1, where they are given more than so many rows."""
+def memory_for(scene: Scene, rows: int, first: int = 1):
+    """From some call of the loss on, there is memory for the gradients of no more than so many rows."""
     really, number = Trainer.loss, count(1)
 
     def loss(trainer, ids, *args):
-        if next(number) in calls and len(ids) > rows:
+        if next(number) >= first and len(ids) > rows and torch.is_grad_enabled():
             raise torch.OutOfMemoryError("out of memory")
         return really(trainer, ids, *args)
 
     scene.patch.setattr(Trainer, "loss", loss)
 
 
-MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which loss on, what is said)
+MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is said)
     "in the probe": (0, 4, 1, []),
     "in the probe, but for one row": (0, 1, 1, []),
-    "later": (0, 4, 31, ["memory ran out at 8 rows at a time; 4 from now on"]),
-    "twice": (8, 2, 31, ["at 8 rows at a time; 4 from now on", "at 4 rows at a time; 2 from now on"]),
+    "after the probe": (0, 4, 20, ["at 8 rows at a time; 4 from now on"]),
+    "more than once": (8, 2, 20, ["at 8 rows at a time; 4 from now on", "at 4 rows at a time; 2 from now on"]),
+    "in the middle of a step": (4, 2, 12, ["at 4 rows at a time; 2 from now on"]),
 }
 
 
 @pytest.mark.parametrize("what", MEMORY.values(), ids=MEMORY)
 def test_memory_runs_out(what, scene, undisturbed):
     asked, rows, first, told = what
-    memory_for(scene, rows, range(first, 1_000_000))
+    memory_for(scene, rows, first)
     said = scene.run(f"training.micro_batch_size={asked}")
     assert said.code == 0, said.err
-    assert [line for line in lines(said.out) if "memory" in line] == [f"memory ran out {t}" for t in told] or all(
-        t in said.out for t in told
-    )
+    assert [line for line in lines(said.out) if "memory" in line] == [f"memory ran out {words}" for words in told]
     found, whole = scene.outcome(), json.loads((undisturbed / "pretraining.json").read_text())
-    assert found["micro_batch_size"] == rows and found["spent"]["tokens"] == TOKENS
-    assert [p["heldout_loss"] for p in found["curve"]] == pytest.approx(
-        [p["heldout_loss"] for p in whole["curve"]], abs=1e-4
-    )
+    assert found["micro_batch_size"] == rows
+    for name in ("tokens", "heldout_loss"):
+        assert [p[name] for p in found["curve"]] == pytest.approx([p[name] for p in whole["curve"]], abs=1e-4)
 
 
 def test_not_one_row_fits(scene):
@@ -441,24 +441,23 @@ def during_last_save(scene: Scene):
     scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
 
 
-SIGTERM = {  # name: (when the signal comes, exit codes)
-    "tokenizer": (during_corpus("train_tokenizer"), 143),
-    "rows": (during_corpus("pack"), 143),
-    "corpus files": (during_corpus("write_rows"), 143),
-    "probe": (during_probe, 143),
-    "last look": (during_last_look, 143),
-    "last save": (during_last_save, 143),
+SIGTERM = {  # name: (when the signal comes, exit codes: a run that has only to be saved may as well end)
+    "tokenizer": (during_corpus("train_tokenizer"), [143]),
+    "rows": (during_corpus("pack"), [143]),
+    "corpus files": (during_corpus("write_rows"), [143]),
+    "probe": (during_probe, [143]),
+    "last look": (during_last_look, [0, 143]),
+    "last save": (during_last_save, [0, 143]),
 }
 
 
 @pytest.mark.parametrize("what", SIGTERM.values(), ids=SIGTERM)
 def test_sigterm_at_any_time(what, scene, undisturbed):
-    fault, code = what
+    fault, codes = what
     with pytest.MonkeyPatch.context() as scene.patch:
         fault(scene)
         said = scene.run("training.micro_batch_size=0")
-    assert said.code == code
-    assert "Traceback" not in said.err
-    assert hidden(scene.home) == []
+    assert said.code in codes and len([line for line in lines(said.err) if line.startswith("cram: ")]) <= 1
+    assert hidden(scene.home) == [] and not [p for p in scene.cache.glob("*") if not (p / "manifest.json").exists()]
     assert scene.run("training.micro_batch_size=0").code == 0
     assert learned(scene.folder) == learned(undisturbed)
