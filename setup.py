@@ -25,7 +25,7 @@ setup(
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     install_requires=cfg["requirements"].split(),
-    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("hf", "dev")},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("hf", "dedup", "ray", "dev")},
     entry_points={
         "console_scripts": cfg["console_scripts"].splitlines(),
         "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"],  # lets the docs link `names` to their pages

@@ -21,9 +21,9 @@ from .schedule import LR_SCHEDULES, ScheduleConfig
 from .tokenizer import NORMALIZERS, TOKENIZERS
 from .training import TrainingConfig
 
-# %% ../nbs/12_recipes.ipynb #b447ed06
+# %% ../nbs/12_recipes.ipynb #40a29ea1
 LIMITS = {  # dotted name -> (lowest, highest)
-    **dict.fromkeys(("corpus.filter_threshold", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
+    **dict.fromkeys(("corpus.filter_threshold", "corpus.sample", "corpus.dedup", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
     **dict.fromkeys(("corpus.probe", "schedule.warmup", "schedule.batch_ramp", "protocol.warmup"), (0, 1)),
     **dict.fromkeys(("corpus.heldout", "objective.mlm_probability", "training.checkpoint_fraction"), (1e-9, 1)),
     **dict.fromkeys(("architecture.hidden_size", "schedule.batch_size", "schedule.batch_start", "training.micro_batch_size", "training.heldout_rows",

@@ -28,7 +28,7 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def test_exported_code_is_under_two_thousand_lines():
+def test_code_is_under_three_and_a_half_thousand_lines():
     sizes = {path.name: code_lines(path) for path in sorted(PACKAGE.glob("*.py")) if path.name != "_modidx.py"}
     assert len(sizes) > 10
-    assert sum(sizes.values()) < 2000, sizes
+    assert sum(sizes.values()) < 3500, sizes
