@@ -28,7 +28,7 @@ CHOICES = {  # dotted name -> the names it may have
     "architecture.head_transform": HEAD_TRANSFORMS, "optimizer.name": OPTIMIZERS, "optimizer.average": AVERAGES, "training.dtype": DTYPES, "training.nonfinite": NONFINITE, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
 
 LIMITS = {  # dotted name -> (lowest, highest)
-    **dict.fromkeys(("corpus.filter_threshold", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
+    **dict.fromkeys(("corpus.filter_threshold", "corpus.sample", "corpus.dedup", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
     **dict.fromkeys(("corpus.probe", "protocol.warmup", "training.early_stop_at"), (0, 1)),
     **dict.fromkeys(("corpus.heldout", "objective.mlm_probability", "training.checkpoint_fraction"), (1e-9, 1)),
     **dict.fromkeys(("architecture.hidden_size", "training.heldout_rows", "training.validations", "training.keep_checkpoints", "optimizer.average_steps", "protocol.epochs", "protocol.batch_size"), (1, 1 << 30)),
