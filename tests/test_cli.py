@@ -57,7 +57,9 @@ def explained(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_explains_each_field_and_its_default(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    said = subprocess.run([sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8"
+    )
     found = {entry: text for entry, text in explained(said.stdout).items() if not entry.startswith("-h")}
     fields = dataclasses.fields(COMMANDS[name])
     assert said.returncode == 0 and len(found) == len(fields), found
