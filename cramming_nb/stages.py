@@ -63,11 +63,12 @@ def blocks(folder: Path, suffix: str = ".parquet", name: str = "") -> list[Path]
 def write_table(path: Path, columns: dict, **notes) -> Path:
     "Write a batch, a dict of columns, as a Parquet block; notes go into its metadata."
     table = pyarrow.table(columns).replace_schema_metadata({key: json.dumps(value) for key, value in notes.items()})
-    return write_block(path, lambda part: pyarrow.parquet.write_table(table, part, compression="zstd", use_dictionary=False, write_statistics=False))
+    return write_block(path, lambda part: pyarrow.parquet.write_table(table, part, compression="lz4", use_dictionary=False, write_statistics=False))
 
 def read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
     "Read columns of a block."
-    try: return pyarrow.parquet.read_table(path, columns=columns, use_threads=False, partitioning=None, memory_map=False)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file: return file.read(columns, use_threads=False)
     except (OSError, ValueError): raise damaged(path) from None
 
 

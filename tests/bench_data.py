@@ -13,6 +13,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from cramming_nb.corpus import CorpusConfig, get_corpus
 from cramming_nb.data import documents
 from cramming_nb.stages import Local
 
-THRESHOLD, LENGTH = 0.25, 128
+THRESHOLD, LENGTH = 0.3, 128
 
 
 def ours(text: Path, folder: Path, vocab_size: int, processes: int) -> dict:
@@ -107,8 +108,14 @@ def resident(pid: int) -> int:
     while queue:
         at = queue.pop()
         try:
-            total += sum(int(s.split()[1]) for s in Path(f"/proc/{at}/smaps_rollup").read_text().splitlines() if s.startswith("Pss:"))
-            queue += [int(child) for t in Path(f"/proc/{at}/task").iterdir() for child in (t / "children").read_text().split()]
+            total += sum(
+                int(s.split()[1])
+                for s in Path(f"/proc/{at}/smaps_rollup").read_text().splitlines()
+                if s.startswith("Pss:")
+            )
+            queue += [
+                int(child) for t in Path(f"/proc/{at}/task").iterdir() for child in (t / "children").read_text().split()
+            ]
         except (OSError, ValueError):
             continue
     return total * 1024
@@ -119,6 +126,7 @@ def measured(name: str, text: Path, vocab_size: int, processes: int) -> dict:
     with tempfile.TemporaryDirectory(dir=text.parent) as folder:
         call = [sys.executable, __file__, "--one", name, str(text), folder, str(vocab_size), str(processes)]
         env = os.environ | dict(HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=folder)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         process = subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=env)
         peak = [0]
 
@@ -133,7 +141,9 @@ def measured(name: str, text: Path, vocab_size: int, processes: int) -> dict:
         watcher.join()
         if process.returncode:
             sys.exit(f"{name} failed")
-        return json.loads(out.splitlines()[-1]) | dict(peak_megabytes=round(peak[0] / 1e6))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return json.loads(out.splitlines()[-1]) | dict(peak_megabytes=round(peak[0] / 1e6), cpu_seconds=cpu)
 
 
 def write_text(path: Path, files: list[str], characters: float):
@@ -154,7 +164,9 @@ def main():
     parser.add_argument("files", nargs="+")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--megabytes", type=float, default=50)
-    parser.add_argument("--memory", type=float, default=8, help="times the text for the second measurement of memory; 0: none")
+    parser.add_argument(
+        "--memory", type=float, default=8, help="times the text for the second measurement of memory; 0: none"
+    )
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--processes", type=int, default=2)
     a = parser.parse_args()
@@ -169,11 +181,14 @@ def main():
         ratios = [r["reference"]["seconds"] / r["ours"]["seconds"] for r in rounds]
         found = dict(megabytes=a.megabytes, ratio=dict(reference=statistics.median(ratios)), rounds=ratios)
         found["seconds"] = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in PATHS}
+        found["cpu_ratio"] = statistics.median(r["reference"]["cpu_seconds"] / r["ours"]["cpu_seconds"] for r in rounds)
         found["peak_megabytes"] = {name: max(r[name]["peak_megabytes"] for r in rounds) for name in PATHS}
         if a.memory:
             write_text(text, a.files, a.memory * a.megabytes * 1e6)
             more = measured("ours", text, a.vocab_size, a.processes)
-            found["more_text"] = more | dict(times=a.memory, memory_ratio=more["peak_megabytes"] / found["peak_megabytes"]["ours"])
+            found["more_text"] = more | dict(
+                times=a.memory, memory_ratio=more["peak_megabytes"] / found["peak_megabytes"]["ours"]
+            )
         print(json.dumps(found, indent=1))
 
 

@@ -75,7 +75,13 @@ def test_rows_depend_on_every_setting(large, tmp_path):
     changes = [{}] + [
         dict([change])
         for change in dict(
-            vocab_size=500, seq_length=48, filter_threshold=0.2, order="fragment", heldout=0.1, dedup=75, normalizer="unicode"
+            vocab_size=500,
+            seq_length=48,
+            filter_threshold=0.2,
+            order="fragment",
+            heldout=0.1,
+            dedup=75,
+            normalizer="unicode",
         ).items()
     ]
     for change in changes:
@@ -105,7 +111,9 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
     run.wait_for(lambda: list(cache.glob(MOMENTS[moment])))
     children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
     assert run.send(signal.SIGKILL) in (-9, 0)
-    finished = {path: path.stat().st_mtime_ns for path in cache.glob("*/*") if path.name[0] != "." and path.name[:6] != "packed"}
+    finished = {
+        path: path.stat().st_mtime_ns for path in cache.glob("*/*") if path.name[0] != "." and path.name[:6] != "packed"
+    }
     said = command(*argv, cwd=tmp_path, cache=cache)
     assert said.code == 0, said.err
     (manifest,) = cache.glob("corpus-*/manifest.json")
@@ -249,14 +257,21 @@ def test_sentences_are_reported_and_removed(tmp_path):
     docs, test = documents_of(200), "Nobody who knows the harbor at night would ever paint a lantern there twice."
     docs[7]["text"] += f" {test.upper()}"
     reported = get_corpus(docs, CONFIG, tmp_path, progress=False, avoid=[test, "Short."])
-    removed = get_corpus(docs, CorpusConfig(**{**CONFIG.__dict__, "decontaminate": True}), tmp_path, progress=False, avoid=[test])
+    removed = get_corpus(
+        docs, CorpusConfig(**{**CONFIG.__dict__, "decontaminate": True}), tmp_path, progress=False, avoid=[test]
+    )
     assert reported.manifest["overlap"]["documents"] == removed.manifest["overlap"]["documents"] == 1
-    documents = [next(s["documents"] for s in c.manifest["stages"] if s["stage"] == "overlap") for c in (reported, removed)]
+    documents = [
+        next(s["documents"] for s in c.manifest["stages"] if s["stage"] == "overlap") for c in (reported, removed)
+    ]
     assert documents == [200, 199]
 
 
 def test_inspect_shows_rows_statistics_and_a_picture(finished, tmp_path):
-    said = finished.tiny, command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache)
+    said = (
+        finished.tiny,
+        command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache),
+    )
     assert said[1].code == 0 and "documents a row" in said[1].out and "megabytes per second" in said[1].out
     (picture,) = finished.tiny.cache.glob("corpus-*/inspect.png")
     assert picture.read_bytes()[:4] == b"\x89PNG"
