@@ -29,7 +29,7 @@ class OptimizerConfig:
 # %% ../nbs/07_optimizer.ipynb #d598611f
 def decay_groups(model: nn.Module) -> dict[str, list[str]]:
     "Names of the parameters that decay, matrices and the position scale, and of those that do not, biases and norms."
-    norms = {f"{name}.{part}" for name, module in model.named_modules() if isinstance(module, nn.LayerNorm) for part in ("weight", "bias")}
+    norms = {f"{name}.{part}" for name, module in model.named_modules() if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) for part in ("weight", "bias")}
     free = [name for name, _ in model.named_parameters() if name in norms or name.split(".")[-1] == "bias"]
     return dict(decay=[name for name, _ in model.named_parameters() if name not in free], no_decay=free)
 
