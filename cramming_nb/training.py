@@ -75,7 +75,7 @@ class Trainer:
             rows = (rows[:, None] * parts + torch.arange(parts, device=rows.device)).flatten()
         masked, at, labels, weights = mask_rows(ids, rows, epochs, seed, objective, self.architecture.vocab_size)
         if missing: weights[-missing * parts:] = 0
-        return masked_loss(self.forward(masked, at), labels, weights), weights.sum()
+        return masked_loss(self.forward(masked, at), labels, weights, objective.z_loss), weights.sum()
 
     def micro_batch(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float):
         "Forward and backward over up to `micro_batch_size` rows; where memory runs out, by halves from then on."
@@ -111,9 +111,10 @@ class Trainer:
     def heldout_loss(self) -> float:
         "Mean loss, in nats a masked token, on the held-out rows under fixed masks, in full rows; waits for the device."
         rows, total, weight = np.arange(min(len(self.corpus.heldout), self.training.heldout_rows)), 0.0, 0.0
+        objective = replace(self.objective, z_loss=0.0)
         self.model.eval()
         for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size)):
-            loss, counted = self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, self.objective)
+            loss, counted = self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, objective)
             total, weight = total + loss.item(), weight + counted.item()
         self.model.train(self.training.dropout)
         return total / weight
