@@ -11,7 +11,7 @@ import difflib, inspect, json, math, re, typing
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 import yaml
-from .architecture import ACTIVATIONS, HEAD_TRANSFORMS, POSITIONS, Architecture, check
+from .architecture import ACTIVATIONS, BLOCKS, HEAD_TRANSFORMS, INITS, NORMS, POOLINGS, POSITIONS, TOKEN_MIXERS, Architecture, check
 from .budget import UserError
 from .corpus import ORDERS, CorpusConfig
 from .glue import Protocol
@@ -24,7 +24,8 @@ from .training import TrainingConfig
 # %% ../nbs/12_recipes.ipynb #e63d0f44
 CHOICES = {  # dotted name -> the names it may have
     "corpus.tokenizer": TOKENIZERS, "corpus.normalizer": NORMALIZERS, "corpus.order": ORDERS, "architecture.activation": ACTIVATIONS, "architecture.position": POSITIONS,
-    "architecture.head_transform": HEAD_TRANSFORMS, "optimizer.name": OPTIMIZERS, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
+    "architecture.head_transform": HEAD_TRANSFORMS, "architecture.norm": NORMS, "architecture.norm_placement": BLOCKS, "architecture.token_mixing": TOKEN_MIXERS,
+    "architecture.init": INITS, "architecture.pooling": POOLINGS, "optimizer.name": OPTIMIZERS, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
 
 LIMITS = {  # dotted name -> (lowest, highest)
     **dict.fromkeys(("corpus.filter_threshold", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
@@ -32,6 +33,9 @@ LIMITS = {  # dotted name -> (lowest, highest)
     **dict.fromkeys(("corpus.heldout", "objective.mlm_probability", "training.checkpoint_fraction"), (1e-9, 1)),
     **dict.fromkeys(("architecture.hidden_size", "training.heldout_rows", "training.validations", "training.keep_checkpoints", "protocol.epochs", "protocol.batch_size"), (1, 1 << 30)),
     **dict.fromkeys(("training.micro_batch_size", "training.early_stop_loss", "training.checkpoint_seconds"), (0, 1 << 30)),
+    **dict.fromkeys(("architecture.max_length", "architecture.num_layers", "architecture.num_heads", "architecture.ffn_size", "architecture.classifier_size"), (1, 1 << 30)),
+    **dict.fromkeys(("architecture.neighbor_mixing", "architecture.block_mixing", "architecture.embedding_size", "objective.z_loss"), (0, 1 << 30)),
+    **dict.fromkeys(("architecture.norm_eps", "architecture.init_std"), (0, 1)), "architecture.dropout": (0, 0.99),
     "corpus.seq_length": (2, 1 << 20), "corpus.vocab_size": (6, 1 << 24), "protocol.max_length": (8, 1 << 20)}
 
 # %% ../nbs/12_recipes.ipynb #5ae1c3c2
