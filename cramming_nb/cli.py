@@ -69,22 +69,27 @@ class RunAll(Pretrain):
         run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds)
         print(summary(execute(run), run.folder))
 
-# %% ../nbs/18_cli.ipynb #e999f6ff
+# %% ../nbs/18_cli.ipynb #69b8c486
 @dataclass
 class Data:
     "Build a corpus, or look at one that is built."
-    action: Positional[Literal["build", "inspect"]] = "build"  # inspect also shows some rows
+    action: Positional[Literal["build", "inspect"]] = "build"  # inspect also shows statistics, rows and a picture
     recipe: Positional[str] = "pocket"  # its corpus settings are used
     source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]
     data_dir: Path | None = None        # where corpora are kept; default: the user's cache folder
+    engine: Literal["local", "ray"] = "local"  # who does the work: this machine's cores, or Ray (extra ray)
     set: tuple[str, ...] = ()           # changes to the recipe, such as corpus.normalizer=unicode
 
     def main(self):
-        from cramming_nb.corpus import get_corpus
-        corpus = get_corpus(self.source, Pretrain(self.recipe, set=self.set).run().recipe.corpus, self.data_dir)
+        from cramming_nb.corpus import draw, get_corpus, statistics
+        corpus = get_corpus(self.source, Pretrain(self.recipe, set=self.set).run().recipe.corpus, self.data_dir, engine=self.engine)
         print(corpus._repr_markdown_(), f"{corpus.rows.shape[0]:,} rows of {corpus.rows.shape[1]} tokens, {len(corpus.heldout):,} held out; unigram {corpus.manifest['unigram_entropy']:.3f} nats",
               f"in {corpus.folder}", sep="\n")
-        if self.action == "inspect": print("", *(corpus.tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in corpus.rows[:5]), sep="\n")
+        if self.action == "build": return
+        print("", *(f"{name:26}{value:>14,.4g}" if isinstance(value, float) else f"{name:26}{value:>14,}" for name, value in statistics(corpus).items()), sep="\n")
+        print("", *(corpus.tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in corpus.rows[:5]), sep="\n")
+        draw(corpus).savefig(picture := corpus.folder / "inspect.png", dpi=120)
+        print("", f"the picture is {picture}", sep="\n")
 
 # %% ../nbs/18_cli.ipynb #0dd72085
 @dataclass

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from .tokenizer import MASK, SPECIAL_TOKENS
 
-# %% ../nbs/06_objective.ipynb #3da2891d
+# %% ../nbs/06_objective.ipynb #e01994cd
 @dataclass(frozen=True)
 class ObjectiveConfig:
     "How tokens are masked."
     mlm_probability: float = 0.25  # share of positions predicted (paper's code v2; BERT: 0.15)
     exact: bool = True             # the same number in every row (v2), or each position by itself (BERT)
     keep_random: bool = True       # 80 % [MASK], 10 % a random word, 10 % as it was; False masks all
+    z_loss: float = 0.0            # weight of the squared log-normaliser in the training loss (PaLM: 1e-4; not in the paper's recipes); 0 is off
 
 # %% ../nbs/06_objective.ipynb #d38b7c47
 def mix(h: Tensor) -> Tensor:
@@ -73,8 +74,10 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     shown = torch.where(hide, MASK, torch.where(swap, words, labels))
     return ids.scatter(1, at, torch.where(counted, shown, labels)), at, labels, counted.float()
 
-# %% ../nbs/06_objective.ipynb #303c8af9
-def masked_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    "The sum of cross-entropies, in nats, over counted positions: logits [B, k, V], labels and weights [B, k]."
-    losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+# %% ../nbs/06_objective.ipynb #d5818019
+def masked_loss(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float = 0.0) -> Tensor:
+    "The sum of cross-entropies, in nats, over counted positions, and `z_loss` times the squared log-normalisers: logits [B, k, V], labels and weights [B, k]."
+    logits = logits.float().flatten(0, 1)
+    losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
+    if z_loss: losses = losses + z_loss * logits.logsumexp(-1).square()
     return (losses * weights.flatten()).sum()

@@ -6,12 +6,12 @@
 __all__ = ['CHOICES', 'LIMITS', 'PLAIN_TEXT', 'BERT_LIKE', 'BERT_BASE', 'BERNOULLI', 'RECIPES', 'Recipe', 'flat', 'change',
            'convert', 'field_help', 'load_recipe', 'diff']
 
-# %% ../nbs/12_recipes.ipynb #be63f5a5
+# %% ../nbs/12_recipes.ipynb #20ded67f
 import difflib, inspect, json, math, re, typing
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 import yaml
-from .architecture import ACTIVATIONS, HEAD_TRANSFORMS, POSITIONS, Architecture, check
+from .architecture import ACTIVATIONS, BLOCKS, HEAD_TRANSFORMS, INITS, NORMS, POOLINGS, POSITIONS, TOKEN_MIXERS, Architecture, check
 from .budget import UserError
 from .corpus import ORDERS, CorpusConfig
 from .glue import Protocol
@@ -22,15 +22,19 @@ from .schedule import LR_SCHEDULES, ScheduleConfig, mask_rate, row_length
 from .tokenizer import NORMALIZERS, TOKENIZERS
 from .training import NONFINITE, TrainingConfig
 
-# %% ../nbs/12_recipes.ipynb #4447fc2a
+# %% ../nbs/12_recipes.ipynb #0e55b6f5
 CHOICES = {  # dotted name -> the names it may have
     "corpus.tokenizer": TOKENIZERS, "corpus.normalizer": NORMALIZERS, "corpus.order": ORDERS, "architecture.activation": ACTIVATIONS, "architecture.position": POSITIONS,
-    "architecture.head_transform": HEAD_TRANSFORMS, "optimizer.name": OPTIMIZERS, "optimizer.average": AVERAGES, "training.dtype": DTYPES, "training.nonfinite": NONFINITE, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
+    "architecture.head_transform": HEAD_TRANSFORMS, "architecture.norm": NORMS, "architecture.norm_placement": BLOCKS, "architecture.token_mixing": TOKEN_MIXERS,
+    "architecture.init": INITS, "architecture.pooling": POOLINGS, "optimizer.name": OPTIMIZERS, "optimizer.average": AVERAGES, "training.dtype": DTYPES, "training.nonfinite": NONFINITE, "schedule.lr": LR_SCHEDULES, "protocol.schedule": LR_SCHEDULES}
 
 LIMITS = {  # dotted name -> (lowest, highest)
-    **dict.fromkeys(("corpus.filter_threshold", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
+    **dict.fromkeys(("corpus.filter_threshold", "corpus.sample", "corpus.dedup", "optimizer.lr", "optimizer.clip", "protocol.lr"), (0, math.inf)),
     **dict.fromkeys(("corpus.probe", "protocol.warmup", "training.early_stop_at"), (0, 1)),
     **dict.fromkeys(("corpus.heldout", "objective.mlm_probability", "training.checkpoint_fraction"), (1e-9, 1)),
+    **dict.fromkeys(("architecture.max_length", "architecture.num_layers", "architecture.num_heads", "architecture.ffn_size", "architecture.classifier_size"), (1, 1 << 30)),
+    **dict.fromkeys(("architecture.neighbor_mixing", "architecture.block_mixing", "architecture.embedding_size", "objective.z_loss"), (0, 1 << 30)),
+    **dict.fromkeys(("architecture.norm_eps", "architecture.init_std"), (0, 1)), "architecture.dropout": (0, 0.99),
     **dict.fromkeys(("architecture.hidden_size", "training.heldout_rows", "training.validations", "training.keep_checkpoints", "optimizer.average_steps", "protocol.epochs", "protocol.batch_size"), (1, 1 << 30)),
     **dict.fromkeys(("training.micro_batch_size", "training.early_stop_loss", "training.checkpoint_seconds"), (0, 1 << 30)),
     "corpus.seq_length": (2, 1 << 20), "corpus.vocab_size": (6, 1 << 24), "protocol.max_length": (8, 1 << 20)}

@@ -87,7 +87,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #36acb6ae
+# %% ../nbs/10_training.ipynb #6eb17afd
 class Trainer:
     "A model, its optimiser and a corpus: the steps, without the loop."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -123,7 +123,7 @@ class Trainer:
             rows = (rows[:, None] * parts + torch.arange(parts, device=rows.device)).flatten()
         masked, at, labels, weights = mask_rows(ids, rows, epochs, seed, objective, self.architecture.vocab_size)
         if missing: weights[-missing * parts:] = 0
-        return masked_loss(self.forward(masked, at), labels, weights), weights.sum()
+        return masked_loss(self.forward(masked, at), labels, weights, objective.z_loss), weights.sum()
 
     def micro_batch(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float):
         "Forward and backward over rows, `micro_batch_size` at a time; where memory runs out, by halves from then on."
@@ -177,10 +177,11 @@ class Trainer:
     def heldout_loss(self) -> float:
         "Mean loss, in nats a masked token, on the held-out rows under fixed masks, in full rows; waits for the device."
         rows, total = np.arange(min(len(self.corpus.heldout), self.training.heldout_rows)), torch.zeros(2, dtype=torch.float64, device=self.hardware.device)
+        objective = replace(self.objective, z_loss=0.0)  # a penalty is no part of the loss that is reported
         self.model.eval()
         with self.optimizer.evaluation():
             for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size))[self.group.rank::self.group.size]:
-                total += torch.stack(self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, self.objective))
+                total += torch.stack(self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, objective))
         self.model.train(self.training.dropout)
         self.group.sum([total])
         return (total[0] / total[1]).item()

@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
 IMAGES = "README_files"
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]
-os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
+os.environ["PYTHONWARNINGS"] = (
+    "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
+)
 
 
 def notebooks() -> list[Path]:

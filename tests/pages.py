@@ -25,7 +25,8 @@ KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section"}
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 SHOWN = ["text/html", *IMAGES, "text/markdown", "text/plain"]  # the richest form of an output comes first
 LOCAL_PATH = re.compile(
-    r"(?<![\w.~:])/(?:root|home|tmp|mnt|opt|work|Users|var/folders)/[^\s'\"]*|[A-Z]:\\Users\\|site-packages[/\\]")
+    r"(?<![\w.~:])/(?:root|home|tmp|mnt|opt|work|Users|var/folders)/[^\s'\"]*|[A-Z]:\\Users\\|site-packages[/\\]"
+)
 FENCE = "`" * 10
 
 
@@ -144,10 +145,12 @@ class Page:
 
     def visit(self, tree: dict, do) -> dict:
         """Walk over the page's tree with `do`, knowing which cell each element is from."""
+
         def step(e: dict):
             if e["t"] == "RawBlock" and (mark := re.match(r"<!-- cell (\d+) -->", e["c"][1])):
                 self.cell = int(mark[1])
             return do(e)
+
         return walk(tree, step)
 
     def label(self, identifier: str, title: list | None = None) -> list[dict]:
@@ -279,13 +282,27 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
     anchors = {}
     for page, tree in zip(pages.values(), trees, strict=True):
         tree = page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site))
-        metadata = {"title": page.meta.get("title", page.name), "subtitle": page.meta.get("description", ""),
-                    "lang": "en", "link-citations": "true", "reference-section-title": "References"}
+        metadata = {
+            "title": page.meta.get("title", page.name),
+            "subtitle": page.meta.get("description", ""),
+            "lang": "en",
+            "link-citations": "true",
+            "reference-section-title": "References",
+        }
         html = page.pandoc(
-            json.dumps(tree), "--from=json", "--to=html5", f"--template={Path(__file__).with_suffix('.html')}",
-            "--toc", "--toc-depth=2", "--mathml", "--citeproc", f"--bibliography={bibliography}",
-            f"--variable=up:{page.up}", f"--variable=sidebar:{nested(entries, pages, page)}",
-            *(f"--metadata={key}:{value}" for key, value in metadata.items()))
+            json.dumps(tree),
+            "--from=json",
+            "--to=html5",
+            f"--template={Path(__file__).with_suffix('.html')}",
+            "--toc",
+            "--toc-depth=2",
+            "--mathml",
+            "--citeproc",
+            f"--bibliography={bibliography}",
+            f"--variable=up:{page.up}",
+            f"--variable=sidebar:{nested(entries, pages, page)}",
+            *(f"--metadata={key}:{value}" for key, value in metadata.items()),
+        )
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)
         (out / page.href).write_text(html)
         anchors[page.name] = set(re.findall(r'\bid="([^"]+)"', html))

@@ -49,12 +49,9 @@ def test_words_give_the_pieces_of_the_whole_text(tokenizer, words, separator):
 @given(documents=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=12), length=st.integers(1, 16))
 @quick
 def test_packing_keeps_every_token_in_order(documents, length):
-    class OnePiece:  # word number n is token 5 + n
-        def gather(self, numbers):
-            return numbers + 5
-
-    rows = pack(OnePiece(), [np.array(d, np.int32) for d in documents], length, np.uint16)
-    stream = [token for d in documents for token in [*(n + 5 for n in d), SEP]]
+    streams = [np.array([*(n + 5 for n in d), SEP], np.uint16) for d in documents]
+    stream = [token for part in streams for token in part.tolist()]
+    rows = np.concatenate([np.zeros((0, length), np.uint16), *pack(streams, length)])
     assert rows.shape == (len(stream) // length, length) and rows.dtype == np.uint16
     assert rows.ravel().tolist() == stream[: rows.size]
 
@@ -80,14 +77,14 @@ def test_splits_have_the_sizes_asked_for(sizes, heldout, probe, seed):
 
 
 def test_no_document_is_in_two_splits(tmp_path):
-    from cramming_nb.corpus import CorpusConfig, build_corpus
+    from cramming_nb.corpus import CorpusConfig, get_corpus
 
     letters = "abcdefghij"
     names = [f"{a}x{b}" for a in letters for b in letters]  # a word of its own for each document
     docs = [dict(text=f"{name} and then " * 20, id=name, source="s") for name in names]
     config = CorpusConfig(vocab_size=120, seq_length=16, filter_threshold=0, heldout=0.2, probe=0.2)
-    corpus = build_corpus(docs, config, tmp_path / "corpus", progress=False)
-    texts = [" ".join(corpus.tokenizer.decode_batch(rows.tolist())) for rows in (corpus.rows, corpus.heldout)]
+    corpus = get_corpus(docs, config, tmp_path, progress=False)
+    texts = [" ".join(corpus.tokenizer.decode_batch(rows[:].tolist())) for rows in (corpus.rows, corpus.heldout)]
     texts.append(" ".join(doc["text"] for doc in corpus.probe_documents()))
     found = [{name for name in names if f" {name} " in text} for text in texts]
     assert not found[0] & found[1] and not found[0] & found[2] and not found[1] & found[2]

@@ -1,0 +1,242 @@
+"""What every switch of the model does: none is ignored, none leaks, all are counted; on the CPU, and on a GPU where there is one."""
+
+import itertools
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cramming_nb.architecture import (
+    ACTIVATIONS,
+    ATTENTIONS,
+    BLOCKS,
+    HEAD_TRANSFORMS,
+    INITS,
+    NORMS,
+    POOLINGS,
+    POSITIONS,
+    TOKEN_MIXERS,
+    Architecture,
+    Encoder,
+    MaskedLM,
+    QuestionAnswerer,
+    SequenceClassifier,
+    TokenClassifier,
+    check,
+    documents_of,
+    flops_by_part,
+    flops_per_token,
+    num_parameters,
+    parameters_by_part,
+    take,
+)
+from cramming_nb.budget import UserError
+from cramming_nb.recipes import CHOICES, RECIPES, change, field_help, flat
+from cramming_nb.tokenizer import SEP
+
+SMALL = Architecture(vocab_size=64, max_length=24, hidden_size=32, num_layers=2, num_heads=4, ffn_size=48, init_std=0.2)
+POST = dict(norm_placement="post", final_norm=False)
+FOURIER = dict(token_mixing="fourier")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+NUMBERS = dict(vocab_size=80, max_length=30, hidden_size=40, num_layers=3, num_heads=2, ffn_size=96, norm_eps=0.5, neighbor_mixing=1)
+NUMBERS |= dict(dropout=0.5, classifier_size=64, init_std=0.1, block_mixing=1, embedding_size=16)
+NAMES = dict(activation=ACTIVATIONS, position=POSITIONS, norm_placement=BLOCKS, head_transform=HEAD_TRANSFORMS, pooling=POOLINGS)
+NAMES |= dict(norm=NORMS, token_mixing=TOKEN_MIXERS, init=INITS)
+FLAGS = [name for name, value in asdict(SMALL).items() if isinstance(value, bool)]
+
+
+def flipped() -> list[dict]:
+    """One change for each value of each switch that is not the value of SMALL."""
+    named = [{field: name} for field, names in NAMES.items() for name in names if name != getattr(SMALL, field)]
+    found = named + [{field: value} for field, value in NUMBERS.items()] + [{flag: not getattr(SMALL, flag)} for flag in FLAGS]
+    return [POST if change == {"norm_placement": "post"} else change for change in found]
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of three documents, and a quarter of their places."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 64, (4, 24), generator=generator)
+    ids[:, [7, 15]] = SEP
+    return ids, torch.rand(4, 24, generator=generator).argsort(1)[:, :6]
+
+
+def behaviour(arch: Architecture) -> dict[str, object]:
+    """Everything by which one may tell a model from another."""
+    (ids, at), seen = rows(), {}
+    real = torch.arange(24) < torch.tensor([[24], [20], [9], [5]])
+    for training in (False, True):
+        torch.manual_seed(0)
+        model, classifier = MaskedLM(arch), SequenceClassifier(Encoder(arch), 2)
+        with FlopCounterMode(display=False) as counter:
+            seen[f"logits {training}"] = model.train(training)(ids, at)
+        seen[f"classes {training}"] = classifier.train(training)(ids, real)
+    seen["work"] = counter.get_total_flops()
+    seen["shapes"] = [t.shape for m in (model, classifier) for t in itertools.chain(m.parameters(), m.buffers())]
+    return seen
+
+
+def same(a: object, b: object) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) and a.shape == b.shape else not isinstance(a, torch.Tensor) and a == b
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, object]:
+    return behaviour(SMALL)
+
+
+def test_every_switch_is_flipped_below():
+    assert {field for change in flipped() for field in change} == {f.name for f in fields(Architecture)}
+
+
+def test_behaviour_is_a_function_of_the_architecture(plain):
+    assert all(same(plain[name], value) for name, value in behaviour(SMALL).items())
+
+
+@pytest.mark.parametrize("changed", flipped(), ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items()))
+def test_no_switch_is_ignored(changed, plain):
+    assert not all(same(plain[name], value) for name, value in behaviour(replace(SMALL, **changed)).items())
+
+
+@pytest.mark.parametrize("field", [k.split(".")[1] for k in CHOICES if k.startswith("architecture.")])
+def test_every_name_is_offered_and_others_refused(field):
+    assert set(CHOICES[f"architecture.{field}"]) == set(NAMES[field])
+    with pytest.raises(UserError, match=f"{field} 'x': choose one of"):
+        check(replace(SMALL, **{field: "x"}))
+
+
+def test_names_are_offered_for_all_named_switches():
+    assert {f"architecture.{field}" for field in NAMES} <= set(CHOICES)
+
+
+def test_every_switch_is_explained():
+    explained = field_help(RECIPES["pocket"])
+    assert {key for key in flat(RECIPES["pocket"]) if key.startswith("architecture.")} <= set(explained)
+
+
+@pytest.mark.parametrize("changed", ["num_heads=0", "num_layers=0", "ffn_size=0", "dropout=1", "embedding_size=-1", "block_mixing=-1", "norm_eps=-1"])
+def test_numbers_out_of_range_are_refused(changed):
+    field, value = changed.split("=")
+    with pytest.raises(UserError, match=field):
+        change(RECIPES["pocket"], {f"architecture.{field}": float(value) if field in ("dropout", "norm_eps") else int(value)})
+
+
+IMPOSSIBLE = [dict(norm_placement="post"), dict(POST, first_norm=False), dict(activation="gelu", gate_compensation=True), dict(FOURIER, qk_norm=True)]
+IMPOSSIBLE += [dict(FOURIER, qkv_bias=True), dict(FOURIER, position="rotary"), dict(position="rotary", num_heads=32), dict(num_heads=5)]
+
+
+@pytest.mark.parametrize("changed", IMPOSSIBLE, ids=str)
+def test_impossible_combinations_are_refused_with_a_reason(changed):
+    with pytest.raises(UserError) as refusal:
+        MaskedLM(replace(SMALL, **changed))
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) > 20
+
+
+VARIANTS = [{}, dict(position="rotary"), dict(position="rotary", qk_norm=True), FOURIER, POST, dict(norm_placement="sandwich", norm="rms_norm", first_norm=False)]
+VARIANTS += [dict(neighbor_mixing=2, block_mixing=1), dict(qkv_bias=True, linear_bias=True, decoder_bias=True, head_transform="bert")]
+VARIANTS += [dict(embedding_size=16, tie_embeddings=False, activation="relu_squared"), dict(position="learned", neighbor_mixing=2)]
+variants = pytest.mark.parametrize("changed", VARIANTS, ids=lambda c: " ".join(map(str, c)) or "plain")
+devices = pytest.mark.parametrize("device", DEVICES)
+kernels = pytest.mark.parametrize("kernel", ATTENTIONS)
+
+
+def biased(model: torch.nn.Module, device: str) -> torch.nn.Module:
+    """A model in which no weight is zero, so that what should not matter could."""
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        weight.data.add_(0.05 * torch.randn_like(weight))
+    return model.to(device).eval()
+
+
+@devices
+@kernels
+@variants
+def test_documents_leak_nothing(changed, kernel, device):
+    model = biased(MaskedLM(replace(SMALL, document_attention=True, **changed), kernel), device)
+    ids, at = (x.to(device) for x in rows())
+    owner = documents_of(ids)
+    with torch.no_grad():
+        before = model(ids, at)
+        for document in range(3):
+            other = torch.where((owner == document) & (ids != SEP), ids % 50 + 9, ids)
+            moved = (model(other, at) - before).abs().amax(-1)
+            inside = take(owner[..., None], at)[..., 0] == document
+            assert moved[~inside].max() < 1e-5 < moved[inside].max()
+
+
+@devices
+@kernels
+@variants
+def test_padding_changes_nothing_at_real_positions(changed, kernel, device):
+    encoder = Encoder(replace(SMALL, **changed), kernel)
+    ids, real = rows()[0].to(device), (torch.arange(24) < 15).expand(4, -1).to(device)
+    for model in (SequenceClassifier(encoder, 3), TokenClassifier(encoder, 3), QuestionAnswerer(encoder)):
+        biased(model, device)
+        with torch.no_grad():
+            alone, filled = model(ids[:, :15], real[:, :15]), model(ids, real)
+        if isinstance(model, QuestionAnswerer):
+            assert (filled[..., 15:] < -9000).all()
+            alone, filled = alone.mT, filled.mT
+        assert torch.allclose(alone, filled[:, :15], atol=1e-4)  # a whole row has 3 numbers, and [:, :15] keeps them
+
+
+@devices
+@kernels
+@variants
+@pytest.mark.parametrize("bounded", [False, True])
+def test_sparse_prediction_changes_nothing_at_masked_positions(changed, kernel, device, bounded):
+    arch = replace(SMALL, document_attention=bounded, **changed)
+    sparse = biased(MaskedLM(arch, kernel), device)
+    dense = MaskedLM(replace(arch, sparse_prediction=False), kernel).to(device).eval()
+    dense.load_state_dict(sparse.state_dict())
+    ids, at = (x.to(device) for x in rows())
+    assert torch.allclose(sparse(ids, at), dense(ids, at), atol=1e-4)
+
+
+@devices
+def test_rotary_scores_depend_on_the_distance_only(device):
+    encoder = biased(Encoder(replace(SMALL, position="rotary", num_layers=1)), device)
+    ids = torch.randint(5, 64, (1, 12), generator=torch.Generator().manual_seed(2)).to(device)
+    shifted = torch.cat([torch.full((1, 7), 5, device=device), ids], 1)
+    documents = torch.cat([torch.zeros(1, 7), torch.ones(1, 12)], 1).long().to(device)
+    with torch.no_grad():
+        assert torch.allclose(encoder(ids), encoder(shifted, documents=documents)[:, 7:], atol=1e-5)
+        learned = biased(Encoder(replace(SMALL, position="learned", num_layers=1)), device)
+        assert not torch.allclose(learned(ids), learned(shifted, documents=documents)[:, 7:], atol=1e-2)
+        assert not torch.allclose(encoder(ids.flip(1)).flip(1), encoder(ids), atol=1e-2)  # order does count
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@variants
+def test_operations_are_counted_within_two_percent(changed, sparse):
+    arch = replace(SMALL, sparse_prediction=sparse, **changed)
+    model, (ids, at) = MaskedLM(arch), rows()
+    with FlopCounterMode(display=False) as forward:
+        logits = model(ids, at)
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    stated = np.sum(list(flops_by_part(arch, 0.25).values()), 0) * ids.numel()
+    assert stated == pytest.approx([forward.get_total_flops(), backward.get_total_flops()], rel=0.02)
+    assert flops_per_token(arch, 0.25) * ids.numel() == pytest.approx(stated.sum())
+
+
+SIZES = {"crammed-v2": 119_589_889, "crammed-v1": 120_179_713, "bert-original": 111.2, "bert-24h": 111.2, "bert-minimal": 110.9, "izsak": 337.1, "pocket": 3_674_112}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_presets_have_the_right_sizes(name):
+    parts = parameters_by_part(RECIPES[name].architecture)
+    with torch.device("meta"):
+        assert sum(parts.values()) == num_parameters(MaskedLM(RECIPES[name].architecture))
+    assert SIZES[name] in (sum(parts.values()), round(sum(parts.values()) / 1e6, 1))
+
+
+@pytest.mark.parametrize("changed", VARIANTS, ids=lambda c: " ".join(map(str, c)) or "plain")
+def test_all_parts_are_counted_where_they_belong(changed):
+    parts = parameters_by_part(replace(SMALL, **changed))
+    assert (parts["neighbours"] > 0) == bool(changed.get("neighbor_mixing") or changed.get("block_mixing"))
+    assert (parts["head"] > 0) == any(changed.get(field) for field in ("decoder_bias", "head_transform", "embedding_size"))
+    assert (parts["attention"] > 0) == (changed.get("token_mixing") != "fourier")
+    assert parts["norms"] and parts["embedding"] and parts["feed-forward"]

@@ -1,0 +1,349 @@
+"""A corpus is the same whoever builds it, and whatever happens meanwhile."""
+
+import gzip
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Killable, command, sentence, write_jsonl
+
+from cramming_nb.budget import UserError
+from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus
+from cramming_nb.stages import Local, Ray, Rows, blocks, locked, run_stage, whole_file, write_shards
+
+CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
+SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    """Three files of 5 million characters each: several blocks."""
+    folder, rng = tmp_path_factory.mktemp("large"), random.Random(7)
+    known = [sentence(rng) for _ in range(3000)]
+    for name in "abc":
+        docs = [dict(text=" ".join(rng.choices(known, k=rng.randint(3, 60)))) for _ in range(2600)]
+        write_jsonl(folder / f"{name}.jsonl", docs + docs[:20])  # some documents twice
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(large) -> str:
+    return f"files:{large}/a.jsonl + files:{large}/[bc].jsonl"
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory) -> Corpus:
+    """What one process makes of it."""
+    return get_corpus(source, CONFIG, tmp_path_factory.mktemp("one"), progress=False, engine=Local(1))
+
+
+def same(corpus: Corpus, other: Corpus) -> bool:
+    return corpus.manifest["files"] == other.manifest["files"]
+
+
+def test_rows_do_not_depend_on_the_number_of_workers(source, expected, tmp_path):
+    assert len(blocks(next(expected.folder.parent.glob("text-*")))) > 3
+    for count in (2, 3):
+        assert same(get_corpus(source, CONFIG, tmp_path / str(count), progress=False, engine=Local(count)), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ray_makes_the_same_rows(source, expected, tmp_path):
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with Ray() as workers:
+            assert list(workers.map(pow, [(2, n) for n in range(9)])) == [2**n for n in range(9)]
+            assert list(workers.map(pow, [])) == []
+        made = get_corpus(source, CONFIG, tmp_path, progress=False, engine="ray")
+        wrong = tmp_path / "wrong.jsonl"
+        wrong.write_text('{"body": "no text here"}\n')
+        with pytest.raises(UserError, match="columns: body"):
+            get_corpus(f"files:{wrong}", CONFIG, tmp_path, progress=False, engine="ray")
+    finally:
+        ray.shutdown()
+    assert same(made, expected)
+
+
+def test_rows_depend_on_every_setting(large, tmp_path):
+    source, seen = f"files:{large}/a.jsonl", set()
+    changes = [{}] + [
+        dict([change])
+        for change in dict(
+            vocab_size=500,
+            seq_length=48,
+            filter_threshold=0.2,
+            order="fragment",
+            heldout=0.1,
+            dedup=75,
+            normalizer="unicode",
+        ).items()
+    ]
+    for change in changes:
+        config = CorpusConfig(**dict(vocab_size=400, seq_length=32, filter_threshold=0.6, sample=200_000) | change)
+        corpus = get_corpus(source, config, tmp_path, progress=False, engine=Local(1))
+        seen.add(corpus.manifest["files"]["train"]["sha256"])
+    assert len(seen) >= len(changes) - 1  # the normaliser does not matter to plain ASCII
+    kinds = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert kinds.count("text") == 1 and kinds.count("dedup") == 1
+    assert kinds.count("tokens") == 4  # another vocabulary, dedup, another normaliser
+
+
+MOMENTS = {  # a stage, and what is there when it is killed
+    "read": "text-*/00000-*.parquet",
+    "tokenizer": "text-*/manifest.json",
+    "tokenise": "tokens-*/00000-*.parquet",
+    "rows": "tokens-*/manifest.json",
+    "order": "corpus-*/packed-*.bin",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_build_goes_on(moment, source, expected, tmp_path):
+    cache = tmp_path / "cache"
+    argv = ["data", "build", "--source", source, "--set", *SETTINGS, "corpus.sample=200000", "corpus.heldout=0.05"]
+    run = Killable(*argv, cwd=tmp_path, cache=cache)
+    run.wait_for(lambda: list(cache.glob(MOMENTS[moment])))
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    assert run.send(signal.SIGKILL) in (-9, 0)
+    finished = {
+        path: path.stat().st_mtime_ns for path in cache.glob("*/*") if path.name[0] != "." and path.name[:6] != "packed"
+    }
+    said = command(*argv, cwd=tmp_path, cache=cache)
+    assert said.code == 0, said.err
+    (manifest,) = cache.glob("corpus-*/manifest.json")
+    assert same(Corpus(manifest.parent), expected)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished, "something finished was made again"
+    assert not list(cache.glob("*/.*")) and not list(cache.glob("*/packed*"))
+    for _ in range(100):
+        if not any(Path(f"/proc/{child}").exists() for child in children):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("workers outlive a build that was killed")
+
+
+def test_two_builds_at_once(source, expected, tmp_path):
+    argv = ["data", "build", "--source", source, "--set", *SETTINGS, "corpus.sample=200000", "corpus.heldout=0.05"]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    runs = [Killable(*argv, cwd=tmp_path / name, cache=tmp_path / "cache") for name in "ab"]
+    assert [run.end() for run in runs] == [0, 0]
+    (manifest,) = (tmp_path / "cache").glob("corpus-*/manifest.json")
+    assert same(Corpus(manifest.parent), expected)
+
+
+@pytest.mark.parametrize("name", ["text-*/*.parquet", "tokens-*/*.parquet", "text-*/manifest.json"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_damaged_stage_is_not_used(name, how, large, tmp_path):
+    source = f"files:{large}/a.jsonl"
+    get_corpus(source, CONFIG, tmp_path, progress=False, engine=Local(1))
+    path = sorted(tmp_path.glob(name))[-1]
+    data = path.read_bytes()
+    if how == "flipped" and path.name != "manifest.json":
+        path.write_bytes(data[:500] + bytes([data[500] ^ 4]) + data[501:])
+    elif how == "gone" and path.name != "manifest.json":
+        path.unlink()
+    else:
+        path.write_bytes(data[: len(data) // 2])
+    other = CorpusConfig(**{**CONFIG.__dict__, "order": "unigram"})
+    with pytest.raises(UserError, match="damaged; delete the folder"):
+        get_corpus(source, other, tmp_path, progress=False, engine=Local(1))
+
+
+def documents_of(count: int) -> list[dict]:
+    rng = random.Random(3)
+    return [dict(text=" ".join(sentence(rng) for _ in range(8)), id=str(i), source="s") for i in range(count)]
+
+
+def extra(*texts: str) -> list[dict]:
+    return [dict(text=text, id=f"x{i}", source="x") for i, text in enumerate(texts)]
+
+
+ODD = {  # documents beside ordinary ones, and how many of them should be read, kept after cleaning, kept by the filter
+    "empty": (["", " ", "\n\t", "\0\0"], 4, 0, 0),
+    "one letter": (["a", "b"], 2, 2, 0),
+    "NUL bytes": (["the\0 old\0 garden " * 20] * 1, 1, 1, 1),
+    "not UTF-8": (["the \ufffd old \udcff garden \ud83d " * 20], 1, 1, 1),
+    "copies": (["The old garden waits. " * 9, "the OLD garden\nwaits. " * 9], 2, 1, 1),
+    "a word of a million letters": (["x" * 1_000_000], 1, 1, 0),
+    "a thousand lines": (["the old garden\n" * 1000], 1, 1, 1),
+    "control characters": (["the \x1b[31m old \x07 garden \u2028 and \x85 kettle " * 9], 1, 1, 1),
+    "combining": (["e\u0301te\u0301 \u0301 ¨ the old garden waits for rain " * 9], 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_documents(what, tmp_path):
+    texts, read, clean, kept = ODD[what]
+    corpus = get_corpus(documents_of(200) + extra(*texts), CONFIG, tmp_path, progress=False)
+    found = {s["stage"]: s["documents"] for s in corpus.manifest["stages"]}
+    assert (found["read"], found["clean"], found["filter"]) == (200 + read, 200 + clean, 200 + kept)
+
+
+def test_a_million_documents_of_one_word(tmp_path):
+    docs = [dict(text=f"w{i}", id="", source="") for i in range(1_000_000)]
+    config = CorpusConfig(vocab_size=300, seq_length=32, filter_threshold=0, sample=100_000)
+    corpus = get_corpus(docs, config, tmp_path, progress=False)
+    assert corpus.manifest["stages"][1]["documents"] == 1_000_000
+    assert len(blocks(next(tmp_path.glob("text-*")))) > 10
+
+
+def test_one_document_of_a_hundred_megabytes(tmp_path):
+    rng = random.Random(1)
+    known = [sentence(rng) for _ in range(1000)]
+    huge = " ".join(rng.choices(known, k=1_500_000))
+    (tmp_path / "huge.txt").write_text(huge)
+    write_jsonl(tmp_path / "others.jsonl", documents_of(300))
+    corpus = get_corpus(f"files:{tmp_path}/huge.txt + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
+    assert len(huge) > 80_000_000 and len(corpus.rows) > 100_000
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("cut.jsonl", b'{"text": "the old garden"}\n{"text": "cut o', "line 2: not JSON"),
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "the old garden"}\n' * 999)[:-9], "cannot be read to its end"),
+        ("bytes.jsonl", b'{"text": "\xff\xfe and so on"}\n', "usable documents"),
+        ("nul.jsonl", b'{"text": "a"}\n\0\0\0\n', "line 2: not JSON"),
+        ("tokens.jsonl#input_ids", b'{"input_ids": [1, -2]}\n', "tokenizer"),
+    ],
+)
+def test_files_that_are_not_what_they_seem(name, content, words, tmp_path):
+    (tmp_path / name.partition("#")[0]).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        get_corpus(f"files:{tmp_path / name}", CONFIG, tmp_path / "cache", progress=False)
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+def test_borrowed_tokenizer_counts_for_the_filter(finished, tmp_path):
+    borrowed = next(finished.tiny.cache.glob("corpus-*/tokenizer.json"))
+    docs = documents_of(200)
+    kept = []
+    for threshold in (0.1, 0.6):
+        config = CorpusConfig(**{**CONFIG.__dict__, "filter_tokenizer": str(borrowed), "filter_threshold": threshold})
+        try:
+            corpus = get_corpus(docs, config, tmp_path, progress=False)
+            kept.append(next(s["documents"] for s in corpus.manifest["stages"] if s["stage"] == "filter"))
+        except UserError as error:
+            assert "leaves 0" in str(error)
+            kept.append(0)
+    assert kept == [0, 200]
+    with pytest.raises(UserError, match="no such file"):
+        get_corpus(docs, CorpusConfig(filter_tokenizer="nosuch.json"), tmp_path, progress=False)
+
+
+def test_hub_dataset_from_a_local_builder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo" / "texts" / "data").mkdir(parents=True)
+    docs = documents_of(200)
+    write_jsonl(tmp_path / "demo" / "texts" / "data" / "train.jsonl", docs)
+    first = get_corpus("hub:demo/texts", CONFIG, tmp_path, progress=False)
+    part = get_corpus("hub:demo/texts:train[:150]", CONFIG, tmp_path, progress=False)
+    assert [c.manifest["stages"][0]["documents"] for c in (first, part)] == [200, 150]
+    assert len(first.manifest["identity"]["revision"]) == 40
+    write_jsonl(tmp_path / "demo" / "texts" / "data" / "train.jsonl", docs[:180])
+    again = get_corpus("hub:demo/texts", CONFIG, tmp_path, progress=False)
+    assert again.manifest["identity"]["revision"] != first.manifest["identity"]["revision"]
+    assert again.manifest["stages"][0]["documents"] == 180
+
+
+def test_sentences_are_reported_and_removed(tmp_path):
+    docs, test = documents_of(200), "Nobody who knows the harbor at night would ever paint a lantern there twice."
+    docs[7]["text"] += f" {test.upper()}"
+    reported = get_corpus(docs, CONFIG, tmp_path, progress=False, avoid=[test, "Short."])
+    removed = get_corpus(
+        docs, CorpusConfig(**{**CONFIG.__dict__, "decontaminate": True}), tmp_path, progress=False, avoid=[test]
+    )
+    assert reported.manifest["overlap"]["documents"] == removed.manifest["overlap"]["documents"] == 1
+    documents = [
+        next(s["documents"] for s in c.manifest["stages"] if s["stage"] == "overlap") for c in (reported, removed)
+    ]
+    assert documents == [200, 199]
+
+
+def test_inspect_shows_rows_statistics_and_a_picture(finished, tmp_path):
+    said = (
+        finished.tiny,
+        command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache),
+    )
+    assert said[1].code == 0 and "documents a row" in said[1].out and "megabytes per second" in said[1].out
+    (picture,) = finished.tiny.cache.glob("corpus-*/inspect.png")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+# The mechanics of stages
+
+
+def test_shards_read_like_one_array(tmp_path):
+    rows = np.arange(70, dtype=np.uint16).reshape(14, 5)
+    write_shards(tmp_path, "t", np.split(rows, [3, 3, 11]), 4)
+    found = Rows(blocks(tmp_path, ".bin", "t"), rows.shape, "uint16", 4)
+    assert len(found) == 14 and len(blocks(tmp_path, ".bin", "t")) == 4
+    for index in (0, -1, 13, slice(None), slice(2, 9), slice(9, 2, -2), [13, 0, 0, -14], np.array([4, 3]), []):
+        assert np.array_equal(found[index], rows[np.asarray(index, int) if isinstance(index, list) else index])
+    for index in (14, [-15]):
+        with pytest.raises(IndexError):
+            found[index]
+
+
+def test_a_stage_is_whole_or_goes_on(tmp_path):
+    folder, calls = tmp_path / "stage", []
+
+    def stopped(folder):
+        calls.append(1)
+        (folder / "block").touch()
+        raise KeyboardInterrupt
+
+    def mistaken(folder):
+        raise UserError("no")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(folder, stopped)
+    assert (folder / "block").exists()
+    assert run_stage(folder, lambda folder: dict(answer=42))["answer"] == 42
+    assert run_stage(folder, stopped)["answer"] == 42 and calls == [1]
+    with pytest.raises(UserError):
+        run_stage(tmp_path / "other", mistaken)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_lock_outlives_the_folder_it_was_for(tmp_path):
+    import shutil
+
+    with locked(tmp_path / "a"):
+        shutil.rmtree(tmp_path / "a")
+    with locked(tmp_path / "a"):
+        assert (tmp_path / "a").is_dir()
+
+
+def test_a_file_is_whole_or_absent(tmp_path):
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "a") as part:
+        part.write_text("half")
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lost_worker_is_told_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="a worker process ended"), Local(2) as workers:
+        list(workers.map(_leave, [(1,), (2,), (3,)]))
+
+
+def _leave(code: int):
+    import os
+
+    os._exit(code)
+
+
+def test_manifest_is_small_and_says_everything(expected):
+    manifest = json.loads((expected.folder / "manifest.json").read_text())
+    assert {"identity", "config", "stages", "files", "unigram_entropy", "overlap", "schema"} <= set(manifest)
+    names = [s["stage"] for s in manifest["stages"]]
+    assert names == ["read", "clean", "tokenizer", "tokenise", "filter", "pack", "order"]
+    assert manifest["stages"][0]["megabytes_per_second"] > 0
+    assert manifest["stages"][1]["documents"] == manifest["stages"][0]["documents"] - 60
