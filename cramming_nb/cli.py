@@ -17,7 +17,7 @@ import tyro
 from tyro.conf import Positional
 from .budget import UserError
 
-# %% ../nbs/18_cli.ipynb #8c432ee9
+# %% ../nbs/18_cli.ipynb #6c04a14d
 @dataclass
 class Pretrain:
     "Pretrain a language model within a budget; the same command again resumes it."
@@ -50,7 +50,7 @@ class Pretrain:
         is_claimed(run := self.run())
         run.group.join()
         corpus = corpus_of(run)
-        with claimed(run): found = pretrain_run(run, corpus)
+        with claimed(run, corpus): found = pretrain_run(run, corpus)
         if run.group.rank: return
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
@@ -108,7 +108,7 @@ class OnRun:
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
-# %% ../nbs/18_cli.ipynb #2e9720f2
+# %% ../nbs/18_cli.ipynb #dddf0471
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
@@ -120,7 +120,7 @@ class Glue(OnRun):
         from cramming_nb.glue import ScoreTable
         from cramming_nb.run import claimed, corpus_of, glue_run, load_run
         run = load_run(self.folder, self.data_dir, self.glue_dir, self.finetune_seeds)
-        with claimed(run): table = ScoreTable(glue_run(run, corpus_of(run)))
+        with claimed(run, corpus := corpus_of(run)): table = ScoreTable(glue_run(run, corpus))
         print(table._repr_markdown_(), table.coverage(), sep="\n\n")
 
 # %% ../nbs/18_cli.ipynb #51bf5978

@@ -44,11 +44,11 @@ def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
-# %% ../nbs/16_run.ipynb #fe842b15
+# %% ../nbs/16_run.ipynb #39406c59
 def load_run(folder: Path, data_dir: Path | None = None, glue_dir: Path | None = None, finetune_seeds: int = 1) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
-    except (OSError, ValueError, KeyError, TypeError) as error: raise UserError(f"{folder / 'run.json'} cannot be read ({error}); delete {folder} and run again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error: raise UserError(f"{folder / 'run.json'} cannot be read ({error}); put it back, or delete {folder} and run again") from None
     return Run(load_recipe(str(folder / "recipe.yaml")), source, budget, seed, folder, data_dir, glue_dir, finetune_seeds)
 
 def is_claimed(run: Run) -> bool:
@@ -56,20 +56,23 @@ def is_claimed(run: Run) -> bool:
     Budget.parse(run.budget)
     if run.seed < 0: raise UserError(f"seed {run.seed}: give a whole number from 0 on")
     if bad := [f for f in run.snapshots if not 0 < f < 1]: raise UserError(f"snapshot at {bad[0]}: give fractions of the budget between 0 and 1, such as 0.25 0.5")
-    if not (run.folder / "recipe.yaml").exists(): return False
+    if not (run.folder / "run.json").exists() and not (run.folder / "checkpoints").exists(): return False
     there = load_run(run.folder)
     changed = diff(there.recipe, run.recipe) + [(f, a, b) for f in ("source", "budget", "seed") if (a := getattr(there, f)) != (b := getattr(run, f))]
     if changed: raise UserError(f"{run.folder} holds another run ({'; '.join(f'{f} {a!r} -> {b!r}' for f, a, b in changed)}); choose another --name")
     return True
 
 @contextmanager
-def claimed(run: Run) -> Iterator[None]:
-    "Inside the `with` block the folder is this run's, and no other process's."
+def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
+    "Inside the `with` block the folder is this run's, trained on these rows, and no other process's."
     if run.group.rank: return (yield)  # the first process does it for all
+    rows = corpus.manifest["files"]["train"]["sha256"]
     with lock(run.folder):
         if not is_claimed(run):
-            write_text(run.folder / "run.json", json.dumps(dict(source=run.source, budget=run.budget, seed=run.seed)))
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
+            write_text(run.folder / "run.json", json.dumps(dict(source=run.source, budget=run.budget, seed=run.seed, rows=rows)))
+        if json.loads((run.folder / "run.json").read_text()).get("rows", rows) != rows:
+            raise UserError(f"{run.folder}: the text has changed since this run began; put it back, or choose another --name")
         yield
 
 # %% ../nbs/16_run.ipynb #71c67155
@@ -124,7 +127,7 @@ def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> 
     write_text(run.folder / "record.json", record.to_json())
     return RunRecord.read(run.folder / "record.json")
 
-# %% ../nbs/16_run.ipynb #1ce2005a
+# %% ../nbs/16_run.ipynb #201315b8
 def summary(record: RunRecord, folder: Path | None = None) -> str:
     "A finished run for the terminal: its line, its table, where its report is."
     scores = [(table := ScoreTable(record.results))._repr_markdown_(), table.coverage()] if record.results else [f"given up: {record.pretraining.get('stopped')}"]
@@ -140,7 +143,7 @@ def execute(run: Run) -> RunRecord:
     if run.glue_dir: load_glue(run.glue_dir)
     corpus = corpus_of(run)
     tasks_of(run, corpus)  # a mistake in the tasks should not wait for the end of pretraining
-    with claimed(run):
+    with claimed(run, corpus):
         pretraining = pretrain_run(run, corpus)
         results = [] if pretraining["stopped"] else glue_run(run, corpus)  # a hopeless run is not worth its fine-tuning
         return finish(run, corpus, pretraining, results)

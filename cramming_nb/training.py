@@ -87,7 +87,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #6eb17afd
+# %% ../nbs/10_training.ipynb #fed8d8ca
 class Trainer:
     "A model, its optimiser and a corpus: the steps, without the loop."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -131,10 +131,14 @@ class Trainer:
         while start < len(ids):
             part = slice(start, start + self.micro_batch_size)
             if self.fits(ids[part], rows[part], epochs[part], t): start = part.stop
-            else:
-                self.model.zero_grad()
-                self.micro_batch_size = len(ids[part]) // 2
-                tqdm.write(f"memory ran out at {len(ids[part])} rows at a time; {self.micro_batch_size} from now on")
+            else: self.shrink(len(ids[part]))
+
+    def shrink(self, rows: int):
+        "Compute half as many rows at a time as these, which did not fit."
+        if rows == 1: raise UserError(f"not one row of {self.length} tokens fits into the memory of this device; choose a smaller architecture or shorter rows")
+        self.model.zero_grad()
+        self.micro_batch_size = rows // 2
+        tqdm.write(f"memory ran out at {rows} rows at a time; {self.micro_batch_size} from now on")
 
     def fits(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float) -> bool:
         "Forward and backward over rows at once, if there is memory for it."
@@ -142,7 +146,7 @@ class Trainer:
             loss, weight = self.loss(ids, rows, epochs, self.seed, *self.plan(t))
             (loss * (self.optimizer.loss_scale / self.scale)).backward()
         except RuntimeError as error:
-            if not is_out_of_memory(error) or len(ids) == 1: raise
+            if not is_out_of_memory(error): raise
             return False
         self.optimizer.accumulate()
         self.weight += weight
@@ -176,15 +180,24 @@ class Trainer:
     @torch.no_grad()
     def heldout_loss(self) -> float:
         "Mean loss, in nats a masked token, on the held-out rows under fixed masks, in full rows; waits for the device."
-        rows, total = np.arange(min(len(self.corpus.heldout), self.training.heldout_rows)), torch.zeros(2, dtype=torch.float64, device=self.hardware.device)
-        objective = replace(self.objective, z_loss=0.0)  # a penalty is no part of the loss that is reported
         self.model.eval()
         with self.optimizer.evaluation():
-            for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size))[self.group.rank::self.group.size]:
-                total += torch.stack(self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, objective))
+            while (total := self.heldout_sums()) is None: self.shrink(self.micro_batch_size)
         self.model.train(self.training.dropout)
         self.group.sum([total])
         return (total[0] / total[1]).item()
+
+    def heldout_sums(self) -> Tensor | None:
+        "Sums of losses and of positions over this process's part of the held-out rows, [2]; None if there is not the memory."
+        rows, total = np.arange(min(len(self.corpus.heldout), self.training.heldout_rows)), torch.zeros(2, dtype=torch.float64, device=self.hardware.device)
+        objective = replace(self.objective, z_loss=0.0)  # a penalty is no part of the loss that is reported
+        try:
+            for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size))[self.group.rank::self.group.size]:
+                total += torch.stack(self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, objective))
+            return total
+        except RuntimeError as error:
+            if not is_out_of_memory(error): raise
+            return None
 
     def state(self) -> dict[str, Tensor]:
         "All tensors a resumed run needs: the optimiser's, a step under way, and random states."
@@ -252,7 +265,7 @@ class Progress:
         "Whether a fraction at which the held-out loss is due lies between the last one and `t`."
         return not self.curve or int(t * validations + 1e-9) > int(self.curve[-1]["fraction"] * validations + 1e-9)
 
-# %% ../nbs/10_training.ipynb #42172376
+# %% ../nbs/10_training.ipynb #ebbfe9b9
 def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
     "Bring trainer and clock to where the newest good checkpoint of a run folder was, and count what was lost after it."
     if not (found := load_checkpoint(folder / "checkpoints", say=tqdm.write)): run = Progress()
@@ -263,16 +276,17 @@ def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
         trainer.micro_batch_size, trainer.lr = run.micro_batch_size, trainer.lr * run.rate
     clock.shares.update(run.shares)
     if clock.rate or run.finished: return run
-    last_sign = max([line["seconds"] for line in read_log(folder / "log.jsonl")], default=0)
+    last_sign = max((at for line in read_log(folder / "log.jsonl") if isinstance(at := line.get("seconds"), float)), default=0)
     if (lost := last_sign - run.spent.seconds) > 0: clock.shares["lost"] += lost
     clock.before = run.spent.seconds = max(last_sign, run.spent.seconds)
     return run
 
 def read_log(path: Path) -> list[dict]:
-    "The lines of a run's log; one that a crash cut short is left out."
+    "The lines of a run's log; what a crash cut short, or a disk changed, is left out."
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError): lines.append(json.loads(line))
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict): lines.append(found)
     return lines
 
 # %% ../nbs/10_training.ipynb #8bb80443
@@ -292,16 +306,17 @@ def finite(x: float) -> float | None:
     "The number, or None for what JSON has no word for."
     return x if math.isfinite(x) else None
 
-# %% ../nbs/10_training.ipynb #09daf4d4
+# %% ../nbs/10_training.ipynb #391cbf47
 @contextmanager
 def journal(folder: Path, budget: Budget, spent: Spent, progress: bool, tensorboard: bool) -> Iterator[Callable[[dict], None]]:
     "A function that notes a line in log.jsonl, on a progress bar that counts the budget, and for TensorBoard."
     shape = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]"
     amount, shown = lambda: min(budget.amount, getattr(spent, budget.unit)), {}
-    with (open(folder / "log.jsonl", "a", buffering=1) as log, closing(event_writer(folder / "tensorboard")) if tensorboard else nullcontext() as board,
+    with (open(folder / "log.jsonl", "ab", buffering=0) as log, closing(event_writer(folder / "tensorboard")) if tensorboard else nullcontext() as board,
           tqdm(total=budget.amount, initial=amount(), desc="pretraining", unit=budget.unit, unit_scale=True, bar_format=shape, disable=not progress) as bar):
         def note(line: dict):
-            log.write(json.dumps(line) + "\n")
+            try: log.write(json.dumps(line).encode() + b"\n")
+            except OSError as error: tqdm.write(f"a log line could not be written ({error.strerror}); training goes on")
             shown.update({name.split("_")[0]: f"{line[name]:.3f}" for name in ("loss", "heldout_loss") if line.get(name) is not None})
             bar.set_postfix(shown, refresh=False)
             bar.update(amount() - bar.n)
@@ -346,7 +361,7 @@ class Every:
         self.last = now
         return True
 
-# %% ../nbs/10_training.ipynb #2a6338ea
+# %% ../nbs/10_training.ipynb #e1e399a6
 class Session:
     "A run between start and stop: what happens on its clock."
     def __init__(self, trainer: Trainer, budget: Budget, folder: Path, clock: Clock, run: Progress, note: Callable[[dict], None]):
@@ -394,6 +409,9 @@ class Session:
     def look(self, t: float):
         "Take the held-out loss at fraction `t`, and give up a run that is hopeless."
         loss, limit, spent = self.trainer.heldout_loss(), self.trainer.training, self.run.spent
+        if not math.isfinite(loss):
+            self.run.stopped = f"the held-out loss was not a number after {t:.0%} of the budget"
+            return
         self.run.curve.append(dict(fraction=t, tokens=spent.tokens, seconds=spent.seconds, heldout_loss=loss))
         self.note(self.run.curve[-1])
         if limit.early_stop_loss and t >= limit.early_stop_at and loss > limit.early_stop_loss:
@@ -432,7 +450,7 @@ class Session:
     def go_back(self, most: int = 5):
         "To the last checkpoint, with half the learning rate; the time since then is lost."
         run, trainer = self.run, self.trainer
-        with trainer.group.first_alone(): self.writer.wait()
+        with trainer.group.first_alone(), suppress(OSError): self.writer.wait()  # if that one failed, the one before will do
         if run.returns == most or not (found := load_checkpoint(self.writer.folder, say=tqdm.write)):
             run.stopped = f"gradients were not finite; {run.returns} returns to a checkpoint did not help"
             return
@@ -457,7 +475,7 @@ class Session:
         self.save()
         self.writer.wait()
 
-# %% ../nbs/10_training.ipynb #6f05249a
+# %% ../nbs/10_training.ipynb #7c7ae637
 def train(session: Session,              # the run
           signals: list[int],            # filled when the process is asked to stop
           snapshots: dict[float, Path]   # fraction of the budget -> folder of a checkpoint that stays
@@ -469,13 +487,18 @@ def train(session: Session,              # the run
     if not trainer.micro_batch_size:
         find_micro_batch(trainer)
         clock.lap("probe")
-    while (t := session.tick(signals)) < 1 and not signals and not run.stopped:
-        if run.spent.tokens > session.line["tokens"] and lines.due():
+    if config.nonfinite == "rollback" and not run.cursor: session.save()  # there must be something to go back to
+    while not run.stopped:
+        t = session.tick(signals)
+        if signals: break
+        if t >= 1 and run.rows_left: session.update()
+        if run.spent.tokens > session.line["tokens"] and (lines.due() or t >= 1):
             session.settle()
             session.tell()
             clock.lap("logging")
             if session.line["skipped_steps"]: session.recover()
             continue
+        if t >= 1: break
         if not run.rows_left:
             for f in [f for f in snapshots if f <= t]: session.save(snapshots.pop(f))
         if saves.due(): session.save()
@@ -488,15 +511,12 @@ def train(session: Session,              # the run
         if not run.rows_left: session.begin(t)
         session.micro_batch()
     if not signals:
-        if run.rows_left: session.update()
-        session.settle()
-        if run.spent.tokens > session.line["tokens"]: session.tell()
         if not run.stopped: session.look(1.0)
         run.finished = True
     session.save()
     session.writer.wait()
 
-# %% ../nbs/10_training.ipynb #ec0d1054
+# %% ../nbs/10_training.ipynb #d51974de
 def pretrain(trainer: Trainer,                    # what is trained
              budget: Budget,                      # on how much
              folder: Path,                        # the run folder: log.jsonl, checkpoints/ and snapshots/
@@ -518,7 +538,7 @@ def pretrain(trainer: Trainer,                    # what is trained
                 except PeerLost:
                     if leads: session.rescue()
                     raise UserError("another process of this job has ended; what was done is saved, and the same command goes on from there") from None
-            if not run.finished: raise Interrupted(signals[0])
+            if signals: raise Interrupted(signals[0])
         return outcome(trainer, budget, run, clock)
 
 def outcome(trainer: Trainer, budget: Budget, run: Progress, clock: Clock) -> dict:
@@ -526,7 +546,8 @@ def outcome(trainer: Trainer, budget: Budget, run: Progress, clock: Clock) -> di
     spent, hardware = run.spent, trainer.hardware
     achieved, sheet = spent.flops / clock.shares["step"], datasheet_rate(hardware.name)
     return dict(spent=asdict(spent), overshoot=max(0.0, getattr(spent, budget.unit) - budget.amount), stopped=run.stopped,
-                shares=dict(clock.shares), curve=run.curve, heldout_loss=run.curve[-1]["heldout_loss"],
+                shares=dict(clock.shares), curve=run.curve, heldout_loss=run.curve[-1]["heldout_loss"],  # the last that was a number
+               
                 tokens_per_second=spent.tokens / spent.seconds, matrix_rate=matrix_rate(hardware), mfu=achieved / matrix_rate(hardware),
                 mfu_datasheet=sheet and achieved / sheet, micro_batch_size=trainer.micro_batch_size,
                 peak_memory=peak_memory(hardware.device), joules=run.joules,
