@@ -41,9 +41,20 @@ POST = dict(norm_placement="post", final_norm=False)
 FOURIER = dict(token_mixing="fourier")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-NUMBERS = dict(vocab_size=80, max_length=30, hidden_size=40, num_layers=3, num_heads=2, ffn_size=96, norm_eps=0.5, neighbor_mixing=1)
+NUMBERS = dict(
+    vocab_size=80,
+    max_length=30,
+    hidden_size=40,
+    num_layers=3,
+    num_heads=2,
+    ffn_size=96,
+    norm_eps=0.5,
+    neighbor_mixing=1,
+)
 NUMBERS |= dict(dropout=0.5, classifier_size=64, init_std=0.1, block_mixing=1, embedding_size=16)
-NAMES = dict(activation=ACTIVATIONS, position=POSITIONS, norm_placement=BLOCKS, head_transform=HEAD_TRANSFORMS, pooling=POOLINGS)
+NAMES = dict(
+    activation=ACTIVATIONS, position=POSITIONS, norm_placement=BLOCKS, head_transform=HEAD_TRANSFORMS, pooling=POOLINGS
+)
 NAMES |= dict(norm=NORMS, token_mixing=TOKEN_MIXERS, init=INITS)
 FLAGS = [name for name, value in asdict(SMALL).items() if isinstance(value, bool)]
 
@@ -51,7 +62,11 @@ FLAGS = [name for name, value in asdict(SMALL).items() if isinstance(value, bool
 def flipped() -> list[dict]:
     """One change for each value of each switch that is not the value of SMALL."""
     named = [{field: name} for field, names in NAMES.items() for name in names if name != getattr(SMALL, field)]
-    found = named + [{field: value} for field, value in NUMBERS.items()] + [{flag: not getattr(SMALL, flag)} for flag in FLAGS]
+    found = (
+        named
+        + [{field: value} for field, value in NUMBERS.items()]
+        + [{flag: not getattr(SMALL, flag)} for flag in FLAGS]
+    )
     return [POST if change == {"norm_placement": "post"} else change for change in found]
 
 
@@ -79,7 +94,11 @@ def behaviour(arch: Architecture) -> dict[str, object]:
 
 
 def same(a: object, b: object) -> bool:
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) and a.shape == b.shape else not isinstance(a, torch.Tensor) and a == b
+    return (
+        torch.equal(a, b)
+        if isinstance(a, torch.Tensor) and a.shape == b.shape
+        else not isinstance(a, torch.Tensor) and a == b
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +135,31 @@ def test_every_switch_is_explained():
     assert {key for key in flat(RECIPES["pocket"]) if key.startswith("architecture.")} <= set(explained)
 
 
-@pytest.mark.parametrize("changed", ["num_heads=0", "num_layers=0", "ffn_size=0", "dropout=1", "embedding_size=-1", "block_mixing=-1", "norm_eps=-1"])
+@pytest.mark.parametrize(
+    "changed",
+    ["num_heads=0", "num_layers=0", "ffn_size=0", "dropout=1", "embedding_size=-1", "block_mixing=-1", "norm_eps=-1"],
+)
 def test_numbers_out_of_range_are_refused(changed):
     field, value = changed.split("=")
     with pytest.raises(UserError, match=field):
-        change(RECIPES["pocket"], {f"architecture.{field}": float(value) if field in ("dropout", "norm_eps") else int(value)})
+        change(
+            RECIPES["pocket"],
+            {f"architecture.{field}": float(value) if field in ("dropout", "norm_eps") else int(value)},
+        )
 
 
-IMPOSSIBLE = [dict(norm_placement="post"), dict(POST, first_norm=False), dict(activation="gelu", gate_compensation=True), dict(FOURIER, qk_norm=True)]
-IMPOSSIBLE += [dict(FOURIER, qkv_bias=True), dict(FOURIER, position="rotary"), dict(position="rotary", num_heads=32), dict(num_heads=5)]
+IMPOSSIBLE = [
+    dict(norm_placement="post"),
+    dict(POST, first_norm=False),
+    dict(activation="gelu", gate_compensation=True),
+    dict(FOURIER, qk_norm=True),
+]
+IMPOSSIBLE += [
+    dict(FOURIER, qkv_bias=True),
+    dict(FOURIER, position="rotary"),
+    dict(position="rotary", num_heads=32),
+    dict(num_heads=5),
+]
 
 
 @pytest.mark.parametrize("changed", IMPOSSIBLE, ids=str)
@@ -134,9 +169,22 @@ def test_impossible_combinations_are_refused_with_a_reason(changed):
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) > 20
 
 
-VARIANTS = [{}, dict(position="rotary"), dict(position="rotary", qk_norm=True), FOURIER, POST, dict(norm_placement="sandwich", norm="rms_norm", first_norm=False)]
-VARIANTS += [dict(neighbor_mixing=2, block_mixing=1), dict(qkv_bias=True, linear_bias=True, decoder_bias=True, head_transform="bert")]
-VARIANTS += [dict(embedding_size=16, tie_embeddings=False, activation="relu_squared"), dict(position="learned", neighbor_mixing=2)]
+VARIANTS = [
+    {},
+    dict(position="rotary"),
+    dict(position="rotary", qk_norm=True),
+    FOURIER,
+    POST,
+    dict(norm_placement="sandwich", norm="rms_norm", first_norm=False),
+]
+VARIANTS += [
+    dict(neighbor_mixing=2, block_mixing=1),
+    dict(qkv_bias=True, linear_bias=True, decoder_bias=True, head_transform="bert"),
+]
+VARIANTS += [
+    dict(embedding_size=16, tie_embeddings=False, activation="relu_squared"),
+    dict(position="learned", neighbor_mixing=2),
+]
 variants = pytest.mark.parametrize("changed", VARIANTS, ids=lambda c: " ".join(map(str, c)) or "plain")
 devices = pytest.mark.parametrize("device", DEVICES)
 kernels = pytest.mark.parametrize("kernel", ATTENTIONS)
@@ -222,7 +270,15 @@ def test_operations_are_counted_within_two_percent(changed, sparse):
     assert flops_per_token(arch, 0.25) * ids.numel() == pytest.approx(stated.sum())
 
 
-SIZES = {"crammed-v2": 119_589_889, "crammed-v1": 120_179_713, "bert-original": 111.2, "bert-24h": 111.2, "bert-minimal": 110.9, "izsak": 337.1, "pocket": 3_674_112}
+SIZES = {
+    "crammed-v2": 119_589_889,
+    "crammed-v1": 120_179_713,
+    "bert-original": 111.2,
+    "bert-24h": 111.2,
+    "bert-minimal": 110.9,
+    "izsak": 337.1,
+    "pocket": 3_674_112,
+}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -237,6 +293,8 @@ def test_presets_have_the_right_sizes(name):
 def test_all_parts_are_counted_where_they_belong(changed):
     parts = parameters_by_part(replace(SMALL, **changed))
     assert (parts["neighbours"] > 0) == bool(changed.get("neighbor_mixing") or changed.get("block_mixing"))
-    assert (parts["head"] > 0) == any(changed.get(field) for field in ("decoder_bias", "head_transform", "embedding_size"))
+    assert (parts["head"] > 0) == any(
+        changed.get(field) for field in ("decoder_bias", "head_transform", "embedding_size")
+    )
     assert (parts["attention"] > 0) == (changed.get("token_mixing") != "fourier")
     assert parts["norms"] and parts["embedding"] and parts["feed-forward"]
