@@ -44,7 +44,7 @@ def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
-# %% ../nbs/16_run.ipynb #39406c59
+# %% ../nbs/16_run.ipynb #76527671
 def load_run(folder: Path, data_dir: Path | None = None, glue_dir: Path | None = None, finetune_seeds: int = 1) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
@@ -72,7 +72,7 @@ def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
             write_text(run.folder / "run.json", json.dumps(dict(source=run.source, budget=run.budget, seed=run.seed, rows=rows)))
         if json.loads((run.folder / "run.json").read_text()).get("rows", rows) != rows:
-            raise UserError(f"{run.folder}: the text has changed since this run began; put it back, or choose another --name")
+            raise UserError(f"{run.folder}: the text of {run.source} has changed since this run began; put it back, or choose another --name")
         yield
 
 # %% ../nbs/16_run.ipynb #71c67155

@@ -149,10 +149,14 @@ BETWEEN = {  # name: (harm between stop and resume, words of the line that refus
     "log of zeros": (lambda s: edit(s.folder / "log.jsonl", lambda data: data + bytes(4096)), [], None),
     "checkpoints gone": (lambda s: shutil.rmtree(s.folder / "checkpoints"), [], None),
     "lock gone": (lambda s: (s.folder / ".lock").unlink(), [], None),
-    "recipe.yaml gone": (lambda s: (s.folder / "recipe.yaml").unlink(), [], None),
+    "recipe.yaml gone": (
+        lambda s: (s.folder / "recipe.yaml").rename(s.home / "recipe.yaml"),
+        ["recipe.yaml", "No such file"],
+        lambda s: (s.home / "recipe.yaml").rename(s.folder / "recipe.yaml"),
+    ),
     "run.json gone": (
         lambda s: (s.folder / "run.json").rename(s.home / "run.json"),
-        ["run.json cannot be read", "run again"],
+        ["run.json cannot be read", "put it back"],
         lambda s: (s.home / "run.json").rename(s.folder / "run.json"),
     ),
 }
@@ -263,10 +267,11 @@ def test_disk_refuses_the_checkpoint_of_a_run_that_is_stopped(spoil, scene, undi
 
 
 def test_disk_refuses_the_log(disk, scene, undisturbed):
+    """A log line that cannot be written is no reason to end; the last checkpoint, which cannot be either, is."""
     scene.before("update", [14], lambda _: disk(100))
     said = scene.run()
     disk(0)
-    one_line(said, "make room")
+    assert said.code == 2 and "make room" in lines(said.err)[-1]
     assert 6 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < 15
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
@@ -444,13 +449,13 @@ def during_last_save(scene: Scene):
     scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
 
 
-SIGTERM = {  # name: (when the signal comes, exit codes: a run that has only to be saved may as well end)
+SIGTERM = {  # name: (when the signal comes, exit codes)
     "tokenizer": (during_corpus("train_tokenizer"), [143]),
     "rows": (during_corpus("pack"), [143]),
     "probe documents": (during_corpus("write_probes"), [143]),
     "probe": (during_probe, [143]),
-    "last look": (during_last_look, [0, 143]),
-    "last save": (during_last_save, [0, 143]),
+    "last look": (during_last_look, [143]),
+    "last save": (during_last_save, [143]),
 }
 
 
@@ -464,3 +469,118 @@ def test_sigterm_at_any_time(what, scene, undisturbed):
     assert hidden(scene.home) == []
     assert scene.run("training.micro_batch_size=0").code == 0
     assert learned(scene.folder) == learned(undisturbed)
+
+
+JUNK = {
+    "byte": b'{"seconds": 1.0, "\xff": 2}\n',
+    "number": b"1\n",
+    "empty": b"{}\n",
+    "null": b'{"seconds": null}\n',
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
+def test_a_damaged_line_of_the_log_does_not_end_a_run(junk, stopped, undisturbed):
+    with open(stopped.folder / "log.jsonl", "ab") as log:
+        log.write(junk)
+    assert stopped.run().code == 0
+    assert learned(stopped.folder) == learned(undisturbed)
+
+
+def test_text_changed_between_stop_and_resume(stopped, undisturbed):
+    """The first half of the run was on another text: it must not go on as though nothing had happened."""
+    was = stopped.text.read_text()
+    stopped.text.write_text(was.replace("garden", "harbor"))
+    before = contents(stopped.folder)
+    said = stopped.run()
+    assert contents(stopped.folder) == before, said.out
+    one_line(said, "tiny.jsonl")
+
+
+def test_recipe_gone_does_not_let_another_run_in(stopped, undisturbed):
+    (stopped.folder / "recipe.yaml").unlink()
+    argv = ["pretrain", stopped.recipe, "--source", "files:tiny.jsonl", "--budget", f"{TOKENS}tok", "--seed", "1"]
+    one_line(command(*argv, "--name", "run", "--set", *SET, cwd=stopped.home, cache=stopped.cache), "recipe.yaml")
+
+
+def test_recipe_gone_and_another_size(stopped):
+    (stopped.folder / "recipe.yaml").unlink()
+    one_line(stopped.run("architecture.hidden_size=64"), "recipe.yaml")
+
+
+def test_full_disk_under_way_does_not_end_the_run(disk, scene, undisturbed):
+    """The log is written every second, checkpoints every ten minutes: a full disk is met by the log first."""
+    scene.before("update", [11], lambda _: disk(100))
+    scene.before("update", [14], lambda _: disk(0))
+    said = scene.run()
+    assert said.code == 0, said.err
+    assert learned(scene.folder) == learned(undisturbed)
+
+
+LOOKS = {  # name: (rows that are asked for, rows that fit, from which call of the loss on)
+    "first look": (8, 4, 1),
+}
+
+
+def room_for(scene, rows: int, first: int):
+    """Memory for no more than so many rows, also without gradients."""
+    really, calls = Trainer.loss, iter(range(1, 1_000_000))
+
+    def loss(trainer, ids, *args):
+        if next(calls) >= first and len(ids) > rows:
+            raise torch.OutOfMemoryError("out of memory")
+        return really(trainer, ids, *args)
+
+    scene.patch.setattr(Trainer, "loss", loss)
+
+
+@pytest.mark.parametrize("what", LOOKS.values(), ids=LOOKS)
+def test_memory_runs_out_in_a_look(what, scene, undisturbed):
+    asked, rows, first = what
+    room_for(scene, rows, first)
+    said = scene.run(f"training.micro_batch_size={asked}")
+    assert said.code == 0, said.err
+    whole = json.loads((undisturbed / "pretraining.json").read_text())
+    assert scene.outcome()["heldout_loss"] == pytest.approx(whole["heldout_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("asked, first", [(1, 1), (4, 20)])
+def test_memory_for_not_one_row(asked, first, scene):
+    room_for(scene, 0, first)
+    one_line(scene.run(f"training.micro_batch_size={asked}"), "not one row of 32 tokens fits")
+
+
+def test_loss_that_is_not_a_number_is_hopeless(scene):
+    said = scene.run("optimizer.lr=1e30", "training.early_stop_loss=4")
+    assert said.code == 0 and "given up" in said.out
+    assert "NaN" not in (scene.folder / "pretraining.json").read_text()
+
+
+@pytest.mark.parametrize("policy, words", [("stop", "a gradient was not finite"), ("rollback", "")])
+def test_last_gradient_that_is_not_finite(policy, words, scene):
+    scene.before("update", [STEPS], poison)
+    said = scene.run(f"training.nonfinite={policy}")
+    assert words in said.out and scene.outcome()["returns"] == (policy == "rollback")
+
+
+def test_run_that_has_no_checkpoint_goes_back_to_its_beginning(scene):
+    scene.before("update", [2], poison)
+    said = scene.run("training.nonfinite=rollback")
+    assert "given up" not in said.out and scene.outcome()["returns"] == 1
+
+
+def test_return_to_a_checkpoint_while_the_disk_refuses(scene, spoil):
+    spoil(lambda state: state["spent"]["steps"] == 9)
+    scene.before("update", [11], poison)
+    said = scene.run("training.nonfinite=rollback")
+    assert said.code == 0, said.err
+    assert scene.outcome()["returns"] == 1
+
+
+def test_sigterm_in_the_last_look_ends_the_whole_job(scene):
+    reached = []
+    scene.patch.setattr(cramming_nb.run, "glue_run", lambda *a: reached.append(a) or [])
+    during_last_look(scene)
+    said = scene.run(verb="run")
+    assert said.code == 143 and not reached
+    assert lines(said.err)[-1] == "cram: stopped and saved; the same command goes on from here"
