@@ -45,7 +45,7 @@ class Architecture:
     head_transform: str = "none"         # before the decoder, a name of HEAD_TRANSFORMS
     sparse_prediction: bool = True       # last block and decoder on masked positions only
     neighbor_mixing: int = 0             # neighbours on each side mixed into the embedding (not in the paper); 0 is off
-    dropout: float = 0.1                 # in fine-tuning; pretraining has none
+    dropout: float = 0.1                 # in fine-tuning, and in pretraining where training.dropout asks for it
     pooling: str = "mean"                # what a classifier reads: mean over tokens, or first
     classifier_size: int = 1024          # hidden width of a classifier's head
     init_std: float = 0.02               # standard deviation of a normal initialisation, and of embeddings in any
