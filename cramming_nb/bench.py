@@ -18,7 +18,7 @@ from .hardware import Hardware, keep_memory, matrix_rate
 from .objective import ObjectiveConfig, mask_rows, masked_loss
 from .optimizer import Optimizer, OptimizerConfig
 
-# %% ../nbs/15_bench.ipynb #f344b79d
+# %% ../nbs/15_bench.ipynb #9a571948
 SIZES = {  # architecture and rows of a micro-batch on a CPU
     "small": (Architecture(vocab_size=8192, hidden_size=256, num_layers=4, num_heads=4, ffn_size=1024), 32),
     "full": (Architecture(), 16)}
@@ -30,7 +30,7 @@ def our_step(arch: Architecture, rows: int, hardware: Hardware) -> Callable[[tor
     optimizer, numbers = Optimizer(model, OptimizerConfig()), torch.arange(rows, device=hardware.device)
     def step(ids):
         masked, at, labels, weights = mask_rows(ids, numbers, torch.zeros_like(numbers), 0, config, arch.vocab_size)
-        (masked_loss(model(masked, at), labels, weights) / labels.numel()).backward()
+        optimizer.backward(masked_loss(model(masked, at), labels, weights) / labels.numel())
         optimizer.accumulate()
         optimizer.step(1e-4)
     return step

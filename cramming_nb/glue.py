@@ -182,7 +182,7 @@ def bootstrap(metric: Callable, predicted: np.ndarray, labels: np.ndarray, sampl
     scores = [metric(predicted[i], labels[i]) for i in rng.integers(0, len(labels), (samples, len(labels)))]
     return [float(q) for q in np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])]
 
-# %% ../nbs/11_glue.ipynb #cf8dc9c1
+# %% ../nbs/11_glue.ipynb #f8622bac
 def finetune(arch: Architecture,      # of the encoder
              weights: dict | None,    # its pretrained parameters; None starts from scratch
              tokenizer: Tokenizer,    # that it was pretrained with
@@ -206,7 +206,7 @@ def finetune(arch: Architecture,      # of the encoder
     for done, batch in enumerate(batches):
         logits = model(*collate([ids[i] for i in batch], hardware.device)).float()
         loss = F.mse_loss(logits[:, 0], targets[batch]) if task.labels is None else F.cross_entropy(logits, targets[batch])
-        loss.backward()
+        optimizer.backward(loss)
         optimizer.accumulate()
         optimizer.step(protocol.lr * lr_factor(schedule, done / len(batches)))
     scores, intervals = {}, {}

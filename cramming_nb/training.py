@@ -87,7 +87,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #fed8d8ca
+# %% ../nbs/10_training.ipynb #0b3326a4
 class Trainer:
     "A model, its optimiser and a corpus: the steps, without the loop."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -133,18 +133,18 @@ class Trainer:
             if self.fits(ids[part], rows[part], epochs[part], t): start = part.stop
             else: self.shrink(len(ids[part]))
 
-    def shrink(self, rows: int):
+    def shrink(self, rows: int, say: Callable[[str], None] = tqdm.write):
         "Compute half as many rows at a time as these, which did not fit."
         if rows == 1: raise UserError(f"not one row of {self.length} tokens fits into the memory of this device; choose a smaller architecture or shorter rows")
         self.model.zero_grad()
         self.micro_batch_size = rows // 2
-        tqdm.write(f"memory ran out at {rows} rows at a time; {self.micro_batch_size} from now on")
+        say(f"memory ran out at {rows} rows at a time; {self.micro_batch_size} from now on")
 
     def fits(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float) -> bool:
         "Forward and backward over rows at once, if there is memory for it."
         try:
             loss, weight = self.loss(ids, rows, epochs, self.seed, *self.plan(t))
-            (loss * (self.optimizer.loss_scale / self.scale)).backward()
+            self.optimizer.backward(loss / self.scale)
         except RuntimeError as error:
             if not is_out_of_memory(error): raise
             return False
@@ -216,7 +216,7 @@ def to_device(x: np.ndarray, device: str) -> Tensor:
     "The array as a tensor on a device, without waiting for the copy."
     return torch.from_numpy(x).pin_memory().to(device, non_blocking=True) if device == "cuda" else torch.from_numpy(x)
 
-# %% ../nbs/10_training.ipynb #c485702c
+# %% ../nbs/10_training.ipynb #906e6148
 def rows_per_second(trainer: Trainer, rows: int) -> float:
     "The speed of forward and backward over `rows` rows at a time; 0 if they do not fit."
     trainer.micro_batch_size = rows
@@ -237,8 +237,9 @@ def find_micro_batch(trainer: Trainer) -> int:
     compiled, trainer.forward = trainer.forward, trainer.model  # to compile for each size would take longer than it tells
     rows, most = (min(rows, trainer.schedule.batch_size) for rows in (16, 1024 if trainer.hardware.device == "cuda" else 64))
     with torch.random.fork_rng():  # the dice of dropout fall as if nothing had been tried
-        while not (speed := rows_per_second(trainer, rows)) and rows > 1: rows //= 2
-        if not speed: raise UserError(f"not one row of {trainer.length} tokens fits into the memory of this device; choose a smaller architecture or shorter rows")
+        while not (speed := rows_per_second(trainer, rows)):
+            trainer.shrink(rows, say=lambda line: None)  # to try is to expect it
+            rows = trainer.micro_batch_size
         while 2 * rows <= most and (faster := rows_per_second(trainer, 2 * rows)) > 1.05 * speed: rows, speed = 2 * rows, faster
     trainer.forward, trainer.micro_batch_size = compiled, rows
     return rows
@@ -361,7 +362,7 @@ class Every:
         self.last = now
         return True
 
-# %% ../nbs/10_training.ipynb #e1e399a6
+# %% ../nbs/10_training.ipynb #498253a4
 class Session:
     "A run between start and stop: what happens on its clock."
     def __init__(self, trainer: Trainer, budget: Budget, folder: Path, clock: Clock, run: Progress, note: Callable[[dict], None]):
@@ -403,13 +404,14 @@ class Session:
     def update(self):
         "End the step under way, with all its rows or with those that the budget allowed."
         self.trainer.update(self.run.begun_at)
-        self.run.rows_left = 0
+        self.run.rows_left, self.begun = 0, None
         self.run.spent.steps += 1
 
     def look(self, t: float):
         "Take the held-out loss at fraction `t`, and give up a run that is hopeless."
         loss, limit, spent = self.trainer.heldout_loss(), self.trainer.training, self.run.spent
         if not math.isfinite(loss):
+            if not self.run.curve: raise UserError("the held-out loss is not a number before the first step; set training.dtype=float32, or look at the architecture's initial weights")
             self.run.stopped = f"the held-out loss was not a number after {t:.0%} of the budget"
             return
         self.run.curve.append(dict(fraction=t, tokens=spent.tokens, seconds=spent.seconds, heldout_loss=loss))
@@ -468,10 +470,11 @@ class Session:
 
     def rescue(self):
         "Save without the step under way: another process has gone, and its gradients with it."
-        if self.begun and self.run.rows_left:
+        if self.begun:
             self.run.cursor, self.run.spent.tokens, self.run.spent.flops = self.begun
             self.run.rows_left, self.trainer.optimizer.empty = 0, True
             self.trainer.weight.zero_()
+        elif not self.trainer.optimizer.empty: return  # that step began before this session: the checkpoint it came from stands
         self.save()
         self.writer.wait()
 
@@ -516,7 +519,7 @@ def train(session: Session,              # the run
     session.save()
     session.writer.wait()
 
-# %% ../nbs/10_training.ipynb #d51974de
+# %% ../nbs/10_training.ipynb #1417cab2
 def pretrain(trainer: Trainer,                    # what is trained
              budget: Budget,                      # on how much
              folder: Path,                        # the run folder: log.jsonl, checkpoints/ and snapshots/
@@ -546,8 +549,7 @@ def outcome(trainer: Trainer, budget: Budget, run: Progress, clock: Clock) -> di
     spent, hardware = run.spent, trainer.hardware
     achieved, sheet = spent.flops / clock.shares["step"], datasheet_rate(hardware.name)
     return dict(spent=asdict(spent), overshoot=max(0.0, getattr(spent, budget.unit) - budget.amount), stopped=run.stopped,
-                shares=dict(clock.shares), curve=run.curve, heldout_loss=run.curve[-1]["heldout_loss"],  # the last that was a number
-               
+                shares=dict(clock.shares), curve=run.curve, heldout_loss=run.curve[-1]["heldout_loss"],
                 tokens_per_second=spent.tokens / spent.seconds, matrix_rate=matrix_rate(hardware), mfu=achieved / matrix_rate(hardware),
                 mfu_datasheet=sheet and achieved / sheet, micro_batch_size=trainer.micro_batch_size,
                 peak_memory=peak_memory(hardware.device), joules=run.joules,

@@ -25,7 +25,7 @@ import cramming_nb.checkpoint
 import cramming_nb.corpus
 import cramming_nb.run
 from cramming_nb.checkpoint import load_checkpoint
-from cramming_nb.training import Trainer, read_log
+from cramming_nb.training import PeerLost, Trainer, read_log
 
 STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
 SET = ["training.dtype=float32", "training.checkpoint_fraction=0.1"]
@@ -584,3 +584,19 @@ def test_sigterm_in_the_last_look_ends_the_whole_job(scene):
     said = scene.run(verb="run")
     assert said.code == 143 and not reached
     assert lines(said.err)[-1] == "cram: stopped and saved; the same command goes on from here"
+
+
+def test_process_lost_while_gradients_are_added_up(scene, undisturbed):
+    """The last moment of a step: its rows are read, its update has not happened, and nothing of it may be kept."""
+
+    def lose(_):
+        raise PeerLost("connection closed by peer")
+
+    with pytest.MonkeyPatch.context() as scene.patch:
+        scene.before("pool", [12], lose)
+        one_line(scene.run(), "another process of this job has ended")
+    tensors, kept = load_checkpoint(scene.folder / "checkpoints")
+    assert kept["spent"]["steps"] == 11 and kept["cursor"] == 11 * 8
+    assert not [name for name in tensors if name.startswith("grad.")]
+    assert scene.run().code == 0
+    assert learned(scene.folder) == learned(undisturbed)
