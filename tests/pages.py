@@ -24,6 +24,7 @@ from signatures import defects
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section"}
+CALLOUTS = yaml.safe_load((ROOT / "_quarto.yml").read_text())["language"]  # what the boxes of a chapter are called
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 SHOWN = ["text/html", *IMAGES, "text/markdown", "text/plain"]  # the richest form of an output comes first
 LOCAL_PATH = re.compile(
@@ -131,7 +132,8 @@ class Page:
             return ""
         block = f"{FENCE} python\n{source}\n{FENCE}" if source and given.get("echo", True) else ""
         if given.get("code-fold"):
-            block = f"<details><summary>{given.get('code-summary', 'Code')}</summary>\n\n{block}\n\n</details>"
+            opened = " open" * (given["code-fold"] == "show")
+            block = f"<details{opened}><summary>{given.get('code-summary', 'Code')}</summary>\n\n{block}\n\n</details>"
         shown = [self.output(output, i, given) for i, output in enumerate(cell["outputs"])]
         caption = given.get("fig-cap") or given.get("tbl-cap", "")
         if caption or "label" in given:
@@ -214,10 +216,12 @@ class Page:
 
     def callout(self, kind: str, attributes: dict, blocks: list) -> list[dict]:
         """A callout, as a box that opens and shuts."""
-        title = words(attributes.get("title", kind.capitalize()))
+        if f"callout-{kind}-title" not in CALLOUTS:
+            self.find(f"a callout that is none of {', '.join(key.removesuffix('-title') for key in CALLOUTS)}: {kind}")
+        title = words(attributes.get("title", CALLOUTS.get(f"callout-{kind}-title", kind)))
         if blocks and blocks[0]["t"] == "Header":
             title, blocks = blocks[0]["c"][2], blocks[1:]
-        start = f'<details class="callout {kind}"{"" if attributes.get("collapse") == "true" else " open"}><summary>'
+        start = f'<details class="callout callout-{kind}"{"" if attributes.get("collapse") == "true" else " open"}><summary>'
         return [raw(start), {"t": "Plain", "c": title}, raw("</summary>"), *blocks, raw("</details>")]
 
     def resolve(self, e: dict, pages: dict, keys: set[str], site: str) -> dict | list:
@@ -285,6 +289,16 @@ def nested(entries: list, pages: dict, here: Page) -> str:
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
+def turn(names: list[str], pages: dict, here: Page) -> str:
+    """Links to the page before and the page after, in the order of the sidebar."""
+    order = [pages[name] for name in names if name in pages]
+    at = order.index(here) if here in order else len(order)
+    near = {"← {}": order[at - 1 : at] if at else [], "{} →": order[at + 1 : at + 2]}
+    link = '<a href="{}">{}</a>'.format
+    found = [(page, form) for form, pages in near.items() for page in pages]
+    return "".join(link(here.up + p.href, form.format(escape(p.meta.get("title", p.name)))) for p, form in found)
+
+
 def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
     """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
     shutil.rmtree(out, ignore_errors=True)
@@ -319,6 +333,7 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
             f"--bibliography={bibliography}",
             f"--variable=up:{page.up}",
             f"--variable=sidebar:{nested(entries, pages, page)}",
+            f"--variable=turn:{turn(flat(entries), pages, page)}",
             *(f"--metadata={key}:{value}" for key, value in metadata.items()),
         )
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ CLEAN = [
     "$$ 1 + 1 = 2 $$ {#eq-sum}\n\n| n |\n|---|\n| 1 |\n\n: Numbers {#tbl-n}",
     '::: {.callout-tip collapse="true"}\n## Mind\nthe gap, said [the other](lab/other.ipynb#sec-there)\n\n::: {.callout-note}\nAs in @tbl-in.\n\n| m |\n|---|\n| 2 |\n\n: More {#tbl-in}\n:::\n:::',
     '```{mermaid}\n%%| label: fig-flow\n%%| fig-cap: "The flow"\ngraph LR\n  a --> b\n```\n\n@fig-flow is drawn.',
+    "::: {.callout-tip}\nHalve it.\n:::",
     "::: {#fig-div}\n![a dot](dot.png)\n\nA dot in a div.\n:::",
 ]
 
@@ -88,7 +89,7 @@ def test_clean_page(site, tmp_path):
     )
     html = (tmp_path / "out/index.html").read_text()
     for part in ("<math", 'class="mermaid"', "Figure 2: ", "Knuth 1984", "References", 'href="lab/other.html#sec-there"', 'href="lab/other.html#half"',
-                 'alt="A dot."', '<details class="callout tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"'):  # fmt: skip
+                 'alt="A dot."', '<details class="callout callout-tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"', "Your turn</summary>", '<a href="lab/other.html">lab/other.ipynb →</a>'):  # fmt: skip
         assert part in html, part
     assert (tmp_path / "out/index_6_0.png").exists()
     assert "../index.html" in (tmp_path / "out/lab/other.html").read_text()
@@ -116,6 +117,7 @@ DEFECTS = {
     "a dead link: https://book.example/lab/other.html#third": markdown("[`third`](https://book.example/lab/other.html#third)"),
     "cell options that are not YAML": code("#| fig-cap: A dot: black\nplot()", image()),
     "the label eq-a a second time": markdown("$$ a $$ {#eq-a}\n\n$$ b $$ {#eq-a}"),
+    "a callout that is none of": markdown("::: {.callout-important}\nMind.\n:::"),
     "half has no docstring": code("#| exports\ndef half(x: int) -> int: return x // 2"),
 }  # fmt: skip
 
