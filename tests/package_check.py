@@ -105,6 +105,7 @@ def main(extras: list[str]):
             if refused:
                 base.do(*argv, fails=f"pip install 'cramming_nb[{extra}]'")
             env = Environment(Path(folder) / extra, base)
+            env.install("--no-deps", "--ignore-installed", wheel)
             env.install(f"cramming_nb[{extra}] @ file://{wheel}")
             env.do(*argv)
             assert not shows or (env.home / shows).exists(), f"{extra}: no {shows}"

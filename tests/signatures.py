@@ -3,7 +3,7 @@
 The site's reference is made of them, so each public name says what it is for, what it takes and what it gives back:
 a docstring; a type for each parameter and result; the shape of each tensor; the unit of each float; and a comment
 beside each field of a dataclass, but where its type is a class of the book, which has its own. A shape is anything in
-brackets, [B, S] or [...], in the comment beside the parameter or in the docstring; a unit is the parameter's name in
+brackets, [B, S] or [...], or the word scalar, in the comment beside the parameter or in the docstring; a unit is the parameter's name in
 the docstring, a comment beside it, or the name itself.
 """
 
@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 
 SAID_BY_CLASS = {"forward", "main"}  # the one thing that a module or a command does, and that its docstring tells
-UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold", "temperature"}
+UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold"}
+UNITS |= {"t"}  # the fraction of the budget, throughout the book
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -77,9 +78,10 @@ class Cell:
         """A function or a method."""
         name, said = prefix + node.name, f"{told} {ast.get_docstring(node) or ''}"
         special = node.name.startswith("__") or bool(told) and node.name in SAID_BY_CLASS
-        if not (ast.get_docstring(node) or special):
+        plain = bool(told) and node.lineno == node.end_lineno  # a method of one line shows what it does
+        if not (ast.get_docstring(node) or special or plain):
             yield f"{name} has no docstring"
-        if node.returns is None and gives(node):
+        if node.returns is None and gives(node) and not special:
             yield f"{name} does not say what it returns"
         for p in parameters(node):
             kind, comment = ast.unparse(p.annotation or ast.Constant("")), self.comment(p)

@@ -89,7 +89,7 @@ def test_clean_page(site, tmp_path):
     )
     html = (tmp_path / "out/index.html").read_text()
     for part in ("<math", 'class="mermaid"', "Figure 2: ", "Knuth 1984", "References", 'href="lab/other.html#sec-there"', 'href="lab/other.html#half"',
-                 'alt="A dot."', '<details class="callout callout-tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"', "Your turn</summary>", '<a href="lab/other.html">lab/other.ipynb →</a>'):  # fmt: skip
+                 'alt="A dot."', '<details class="callout callout-tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"', "Your turn", '<a href="lab/other.html">lab/other.ipynb →</a>'):  # fmt: skip
         assert part in html, part
     assert (tmp_path / "out/index_6_0.png").exists()
     assert "../index.html" in (tmp_path / "out/lab/other.html").read_text()
@@ -157,7 +157,7 @@ SILENT = {
     "half(x) has no shape": "def half(x: Tensor) -> Tensor:\n    'The half.'\n    return x / 2",
     "half(of) has no unit": "def half(of: float) -> float:\n    'The half.'\n    return of / 2",
     "Halver has no docstring": "class Halver:\n    def half(self):\n        'The half.'",
-    "Halver.half has no docstring": "class Halver:\n    'Halves.'\n    def half(self): pass",
+    "Halver.half has no docstring": "class Halver:\n    'Halves.'\n    def half(self):\n        pass",
     "Halver.of has no comment": "@dataclass\nclass Halver:\n    'Halves.'\n    of: str = '#'",
 }
 
@@ -175,6 +175,7 @@ def test_what_a_signature_leaves_unsaid_is_found(what):
         "def half(x: Tensor) -> Tensor:\n    'The half, [...].'\n    return x / 2",
         "def half(of: float) -> float:\n    'The half of `of` metres.'\n    return of / 2",
         "def wait(seconds: float):\n    'Wait.'",
+        "class Halver:\n    'Halves.'\n    def half(self) -> int: return 2",
         "class Half(nn.Module):\n    'Halves, [B, S].'\n    def forward(self, x: Tensor) -> Tensor: return x / 2",
         "@dataclass\nclass Halver:\n    'Halves.'\n    of: int = 2  # parts\n    config: HalfConfig = None",
         "def outer():\n    'Does.'\n    def inner(x): return x",

@@ -1,6 +1,6 @@
 """The site check: every page, as a browser shows it.
 
-    python tests/site.py SITE SHOTS
+    python tests/site_check.py SITE SHOTS
 
 Headless Chromium opens each page under SITE at the widths of a desk and of a telephone, in light and in dark. Errors on
 the console, requests to other hosts, and text that makes the page scroll sideways are printed, one line each (page,
@@ -123,16 +123,16 @@ def complaint(event: dict, home: str) -> str:
     return ""
 
 
-def look(browser: Browser, home: str, page: str, shots: Path) -> list[str]:
+def look(tab: Browser, home: str, page: str, shots: Path) -> list[str]:
     """Open a page in each width and scheme; the findings."""
     findings = {}
     for width, scheme in itertools.product(SIZES, SCHEMES):
-        browser.open(home + page, width, scheme)
-        wide = browser.evaluate(WIDE)
-        said = [*filter(None, (complaint(event, home) for event in browser.events))]
+        tab.open(home + page, width, scheme)
+        wide = tab.evaluate(WIDE)
+        said = [*filter(None, (complaint(event, home) for event in tab.events))]
         findings |= dict.fromkeys(said + [f"scrolls sideways at {width} px, {wide}"] * bool(wide))
         name = page.removesuffix(".html").replace("/", "-")
-        (shots / f"{name}-{width}-{scheme}.jpg").write_bytes(browser.picture())
+        (shots / f"{name}-{width}-{scheme}.jpg").write_bytes(tab.picture())
     return [f"{page}: {what}" for what in findings]
 
 
@@ -154,20 +154,24 @@ def check(site: Path, shots: Path, program: str) -> list[str]:
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = Browser(program, profile)
+        tab = Browser(program, profile)
         try:
             for page in pages:
-                findings += look(browser, f"http://127.0.0.1:{server.server_port}/", page, shots)
+                findings += look(tab, f"http://127.0.0.1:{server.server_port}/", page, shots)
         finally:
-            browser.close()
+            tab.close()
             server.shutdown()
     print(f"{len(pages)} pages seen, {len(pages) * len(SIZES) * len(SCHEMES)} screenshots")
     return findings
 
 
+def browser() -> str | None:
+    """The Chromium of this machine."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 def main():
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if not program:
+    if not (program := browser()):
         return print(f"the site is not looked at: there is no browser ({', '.join(NAMES)})")
     findings = check(Path(sys.argv[1]).resolve(), Path(sys.argv[2]), program)
     print(*findings, f"{len(findings)} findings; the screenshots are in {os.path.relpath(sys.argv[2])}", sep="\n")
