@@ -11,7 +11,10 @@ parser = ConfigParser(delimiters=["="])
 parser.read(root / "settings.ini", encoding="utf-8")
 cfg = parser["DEFAULT"]
 readme = (root / "README.md").read_text(encoding="utf-8")
-for form, opening in (("raw", r"(!\[[^\]]*\]\()"), ("blob", r"(\]\()")):  # an index of packages shows it far from its files
+for form, opening in (
+    ("raw", r"(!\[[^\]]*\]\()"),
+    ("blob", r"(\]\()"),
+):  # an index of packages shows it far from its files
     readme = re.sub(rf"{opening}(?![a-z]+:|#)", rf"\1{cfg['git_url']}/{form}/{cfg['branch']}/", readme)
 
 setup(
@@ -38,7 +41,9 @@ setup(
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={cfg["lib_path"]: ["py.typed"]},
     install_requires=cfg["requirements"].split(),
-    extras_require={key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")},
+    extras_require={
+        key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")
+    },
     entry_points={
         "console_scripts": cfg["console_scripts"].splitlines(),
         "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"],  # lets the docs link `names` to their pages

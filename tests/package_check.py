@@ -72,7 +72,17 @@ def build(folder: Path) -> Path:
     """Build the source distribution, and from it, not from the checkout, the wheel."""
     setup = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder]
     subprocess.run(setup, cwd=ROOT, check=True)
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder,
+    ]
     subprocess.run([*wheel, next(folder.glob("*.tar.gz"))], check=True)
     return next(folder.glob("*.whl"))
 

@@ -29,10 +29,14 @@ def test_complaints():
     missing = {"entry": {"level": "error", "text": "404", "url": f"{HOME}gone.png"}}
     assert say({"method": "Log.entryAdded", "params": missing}) == "on the console: 404 gone.png"
     remote = {"request": {"url": "https://cdn.example/a.js"}}
-    assert say({"method": "Network.requestWillBeSent", "params": remote}) == "asks another host: https://cdn.example/a.js"
+    assert (
+        say({"method": "Network.requestWillBeSent", "params": remote}) == "asks another host: https://cdn.example/a.js"
+    )
 
 
-PAGE = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><main>{}</main>'
+PAGE = (
+    '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><main>{}</main>'
+)
 PAGES = {
     "good.html": "<p>Fine.</p><div style='overflow-x:auto'><div style='width:2000px'>scrolls by itself</div></div>",
     "wide.html": "<p>Narrow.</p><pre style='width:700px'>too wide</pre>",
