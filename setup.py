@@ -11,10 +11,8 @@ parser = ConfigParser(delimiters=["="])
 parser.read(root / "settings.ini", encoding="utf-8")
 cfg = parser["DEFAULT"]
 readme = (root / "README.md").read_text(encoding="utf-8")
-for form, opening in (
-    ("raw", r"(!\[[^\]]*\]\()"),
-    ("blob", r"(\]\()"),
-):  # an index of packages shows it far from its files
+# An index of packages shows it far from its files.
+for form, opening in (("raw", r"(!\[[^\]]*\]\()"), ("blob", r"(\]\()")):
     readme = re.sub(rf"{opening}(?![a-z]+:|#)", rf"\1{cfg['git_url']}/{form}/{cfg['branch']}/", readme)
 
 setup(
