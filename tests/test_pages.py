@@ -91,7 +91,7 @@ def test_clean_page(site, tmp_path):
     for part in ("<math", 'class="mermaid"', "Figure 2: ", "Knuth 1984", "References", 'href="lab/other.html#sec-there"', 'href="lab/other.html#half"',
                  'alt="A dot."', '<details class="callout callout-tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"', "Your turn", '<a href="lab/other.html">lab/other.ipynb →</a>'):  # fmt: skip
         assert part in html, part
-    assert (tmp_path / "out/index_6_0.png").exists()
+    assert (tmp_path / "out/index_7_0.png").exists()
     assert "../index.html" in (tmp_path / "out/lab/other.html").read_text()
 
 

@@ -34,9 +34,7 @@ def test_complaints():
     )
 
 
-PAGE = (
-    '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><main>{}</main>'
-)
+PAGE = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body style="margin:0"><main>{}</main>'
 PAGES = {
     "good.html": "<p>Fine.</p><div style='overflow-x:auto'><div style='width:2000px'>scrolls by itself</div></div>",
     "wide.html": "<p>Narrow.</p><pre style='width:700px'>too wide</pre>",
