@@ -8,10 +8,10 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt --ed
 NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
 
 .DEFAULT_GOAL := help
-.PHONY: help cram test test-slow test-gpu book export readme pages clean needs
+.PHONY: help cram test test-slow test-gpu book export readme pages site-check package-check docs clean needs
 
 help:  ## list these commands
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 cram: $(VENV)/.run  ## install, then pretrain a small language model and report on it
 	$(BIN)/cram run
@@ -43,8 +43,18 @@ readme: $(VENV)/.dev  ## write README.md from nbs/index.ipynb
 pages: $(VENV)/.dev  ## build and check the site in _docs_preview/
 	$(BIN)/python tests/pages.py _docs_preview
 
+site-check: pages  ## look at every page in a browser; screenshots in _site_check/
+	$(BIN)/python tests/site_check.py _docs_preview _site_check
+
+package-check: $(VENV)/.dev  ## install the wheel into an empty environment, use it, and each extra alone (minutes)
+	$(BIN)/python tests/package_check.py
+
+docs: $(VENV)/.dev  ## build the site in _docs/ with Quarto, and look at it; a warning is an error
+	$(BIN)/python tests/book.py docs
+	$(BIN)/python tests/site_check.py _docs _site_check
+
 clean:  ## remove what was built, .venv too; runs/ stays
-	rm -rf $(VENV) _proc _docs _docs_preview build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) _proc _docs _docs_preview _site_check build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Two stamps, so that nothing is installed twice: the package, and the package with the tools of its authors.

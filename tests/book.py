@@ -3,6 +3,7 @@
 python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...)
 python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
+python tests/book.py docs             build the site in _docs/ with Quarto; a warning is an error
 """
 
 import os
@@ -23,6 +24,7 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
 IMAGES = "README_files"
+WARNING = re.compile(r"\bWARN(ING)?\b|unable to resolve|citation \S+ not found", re.I)  # what Quarto says, and goes on
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]
 os.environ["PYTHONWARNINGS"] = (
     "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
@@ -124,7 +126,29 @@ def agree():
     sys.exit(bool(stale))
 
 
+def warnings(log: str) -> list[str]:
+    """The lines of Quarto's log that are warnings; it is coloured."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    return [line.strip() for line in plain.splitlines() if WARNING.search(line)]
+
+
+def docs():
+    """Build the site as nbdev does, and fail where Quarto only warns."""
+    if not shutil.which("quarto"):
+        sys.exit("the site is built with Quarto (quarto.org), which is not installed; `make pages` builds a preview")
+    (ROOT / "README.md").touch()  # nbdev_docs would write an older one anew, in its own manner
+    command = [Path(sys.executable).with_name("nbdev_docs")]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    log = []
+    for line in process.stderr:
+        print(line, end="", file=sys.stderr, flush=True)
+        log.append(line)
+    found = warnings("".join(log))
+    print(*found, f"{len(found)} warnings; the site is in _docs", sep="\n")
+    sys.exit(process.wait() or bool(found))
+
+
 if __name__ == "__main__":
     command, *names = sys.argv[1:] or ["help"]
-    commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree}
+    commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree, "docs": docs}
     commands.get(command, lambda: sys.exit(__doc__))()

@@ -3,8 +3,9 @@
     python tests/pages.py OUT
 
 The notebooks, as nbdev prepares them for Quarto, become a small site in OUT. Every reference, citation, link and
-image is followed on the way; so are the outputs, for errors and for paths of the machine that made them. One line is
-printed for each finding (notebook, cell, what), and the exit code is 1 if there is any.
+image is followed on the way; the outputs are searched for errors and for paths of the machine that made them, and the
+exported cells for what their signatures leave unsaid (tests/signatures.py). One line is printed for each finding
+(notebook, cell, what), and the exit code is 1 if there is any.
 """
 
 import base64
@@ -19,14 +20,18 @@ from pathlib import Path
 
 import pypandoc
 import yaml
+from signatures import defects
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section"}
+CALLOUTS = yaml.safe_load((ROOT / "_quarto.yml").read_text())["language"]  # what the boxes of a chapter are called
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 SHOWN = ["text/html", *IMAGES, "text/markdown", "text/plain"]  # the richest form of an output comes first
 LOCAL_PATH = re.compile(
     r"(?<![\w.~:])/(?:root|home|tmp|mnt|opt|work|Users|var/folders)/[^\s'\"]*|[A-Z]:\\Users\\|site-packages[/\\]"
 )
+EXPORTED = re.compile(r"^#\|\s*exports?i?\b", re.M)
+LINKED = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)=["']([^"']+)""")
 FENCE = "`" * 10
 
 
@@ -79,7 +84,7 @@ class Page:
         self.up = "../" * name.count("/")
         self.findings: list[str] = []
         self.labels: dict[str, list] = {}  # label -> what a reference to it reads
-        self.links: list[tuple[int, str, str]] = []  # cell, notebook, anchor
+        self.links: list[tuple[int, str, str, str]] = []  # cell, the link as it was written, page, anchor
 
     def find(self, what: str):
         """Note a finding of the present cell, once."""
@@ -87,7 +92,7 @@ class Page:
         self.findings += [line] * (line not in self.findings)
 
     def scan(self, cell: dict):
-        """Look for errors and for paths of this machine in one cell."""
+        """Look for errors and for paths of the machine in one cell."""
         pieces = [text(cell["source"])]
         for output in cell.get("outputs", []):
             if output["output_type"] == "error" or "Traceback (most recent call last)" in text(output.get("text", "")):
@@ -101,6 +106,10 @@ class Page:
         """The notebook as one markdown text, with a comment where each cell begins."""
         for self.cell, cell in enumerate(self.source):
             self.scan(cell)
+            source = text(cell["source"])
+            if cell["cell_type"] == "code" and EXPORTED.search(source):
+                for what in defects(source):
+                    self.find(what)
         number, parts = {cell["id"]: i for i, cell in enumerate(self.source)}, []
         for cell in self.processed:
             self.cell = number.get(cell["id"], self.cell)  # a cell that nbdev put in counts to the one before it
@@ -123,7 +132,8 @@ class Page:
             return ""
         block = f"{FENCE} python\n{source}\n{FENCE}" if source and given.get("echo", True) else ""
         if given.get("code-fold"):
-            block = f"<details><summary>{given.get('code-summary', 'Code')}</summary>\n\n{block}\n\n</details>"
+            opened = " open" * (given["code-fold"] == "show")
+            block = f"<details{opened}><summary>{given.get('code-summary', 'Code')}</summary>\n\n{block}\n\n</details>"
         shown = [self.output(output, i, given) for i, output in enumerate(cell["outputs"])]
         caption = given.get("fig-cap") or given.get("tbl-cap", "")
         if caption or "label" in given:
@@ -206,10 +216,12 @@ class Page:
 
     def callout(self, kind: str, attributes: dict, blocks: list) -> list[dict]:
         """A callout, as a box that opens and shuts."""
-        title = words(attributes.get("title", kind.capitalize()))
+        if f"callout-{kind}-title" not in CALLOUTS:
+            self.find(f"a callout that is none of {', '.join(key.removesuffix('-title') for key in CALLOUTS)}: {kind}")
+        title = words(attributes.get("title", CALLOUTS.get(f"callout-{kind}-title", kind)))
         if blocks and blocks[0]["t"] == "Header":
             title, blocks = blocks[0]["c"][2], blocks[1:]
-        start = f'<details class="callout {kind}"{"" if attributes.get("collapse") == "true" else " open"}><summary>'
+        start = f'<details class="callout callout-{kind}"{"" if attributes.get("collapse") == "true" else " open"}><summary>'
         return [raw(start), {"t": "Plain", "c": title}, raw("</summary>"), *blocks, raw("</details>")]
 
     def resolve(self, e: dict, pages: dict, keys: set[str], site: str) -> dict | list:
@@ -225,22 +237,32 @@ class Page:
             return [x for link in links for x in (*words("; "), link)][1:] or e
         if e["t"] in ("Link", "Image"):
             e["c"][2][0] = self.follow(e["c"][2][0], pages, site)
+        elif e["t"] in ("RawBlock", "RawInline"):
+            for url in LINKED.findall(e["c"][1]):
+                self.follow(url, {}, site)
         return e
 
     def follow(self, url: str, pages: dict, site: str) -> str:
         """Where a link leads on this site; anchors are looked at when all pages are there."""
         if url.startswith(site + "/"):  # nbdev's own link from a name to its page
-            return self.up + url.removeprefix(site + "/")
+            return self.up + self.note(url, *url.removeprefix(site + "/").partition("#")[::2])
         if re.match(r"[a-z]+:", url):
             return url
         path, _, anchor = url.partition("#")
         target = os.path.normpath(Path(self.name).parent / path) if path else self.name
         if target in pages:
-            self.links.append((self.cell, target, anchor))
-            return (self.up + pages[target].href if path else "") + (f"#{anchor}" if anchor else "")
-        if not (self.out / target).exists():
+            page = self.note(url, pages[target].href, anchor)
+            return self.up + page if path else f"#{anchor}"
+        if path and (self.out / target).suffix != ".html" and not (self.out / target).exists():
             self.find(f"a dead link: {url}")
+        elif not path or target.endswith(".html"):
+            self.note(url, target if path else self.href, anchor)
         return url
+
+    def note(self, url: str, page: str, anchor: str) -> str:
+        """Remember a link to a page; the answer is its address from the root of the site."""
+        self.links.append((self.cell, url, page, anchor))
+        return page + (f"#{anchor}" if anchor else "")
 
     def pandoc(self, stdin: str, *arguments: str) -> str:
         """Run pandoc; its warnings are findings, but for citations: `resolve` knows their cells."""
@@ -265,6 +287,16 @@ def nested(entries: list, pages: dict, here: Page) -> str:
             mark = ' aria-current="page"' if e == here.name else ""
             items.append(f'<a href="{here.up}{pages[e].href}"{mark}>{escape(pages[e].meta.get("title", e))}</a>')
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
+
+
+def turn(names: list[str], pages: dict, here: Page) -> str:
+    """Links to the page before and the page after, in the order of the sidebar."""
+    order = [pages[name] for name in names if name in pages]
+    at = order.index(here) if here in order else len(order)
+    near = {"← {}": order[at - 1 : at] if at else [], "{} →": order[at + 1 : at + 2]}
+    link = '<a href="{}">{}</a>'.format
+    found = [(page, form) for form, pages in near.items() for page in pages]
+    return "".join(link(here.up + p.href, form.format(escape(p.meta.get("title", p.name)))) for p, form in found)
 
 
 def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
@@ -301,16 +333,16 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
             f"--bibliography={bibliography}",
             f"--variable=up:{page.up}",
             f"--variable=sidebar:{nested(entries, pages, page)}",
+            f"--variable=turn:{turn(flat(entries), pages, page)}",
             *(f"--metadata={key}:{value}" for key, value in metadata.items()),
         )
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)
         (out / page.href).write_text(html)
-        anchors[page.name] = set(re.findall(r'\bid="([^"]+)"', html))
+        anchors[page.href] = set(re.findall(r'\bid="([^"]+)"', html))
     for page in pages.values():
-        for cell, target, anchor in page.links:
-            if anchor and anchor not in anchors[target]:
-                page.cell = cell
-                page.find(f"a dead link: {target}#{anchor}")
+        for page.cell, url, target, anchor in page.links:
+            if target not in anchors or anchor and anchor not in anchors[target]:
+                page.find(f"a dead link: {url}")
         findings += page.findings
     return findings
 

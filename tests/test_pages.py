@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("pypandoc")
 from pages import build, options
+from signatures import defects
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 HOME = "/".join(["", "home", "someone"])
@@ -18,6 +19,7 @@ CLEAN = [
     "$$ 1 + 1 = 2 $$ {#eq-sum}\n\n| n |\n|---|\n| 1 |\n\n: Numbers {#tbl-n}",
     '::: {.callout-tip collapse="true"}\n## Mind\nthe gap, said [the other](lab/other.ipynb#sec-there)\n\n::: {.callout-note}\nAs in @tbl-in.\n\n| m |\n|---|\n| 2 |\n\n: More {#tbl-in}\n:::\n:::',
     '```{mermaid}\n%%| label: fig-flow\n%%| fig-cap: "The flow"\ngraph LR\n  a --> b\n```\n\n@fig-flow is drawn.',
+    "::: {.callout-tip}\nHalve it.\n:::",
     "::: {#fig-div}\n![a dot](dot.png)\n\nA dot in a div.\n:::",
 ]
 
@@ -57,7 +59,7 @@ def site(tmp_path):
         head = {"cell_type": "raw", "metadata": {}, "source": "---\ntitle: Front\noutput-file: index.html\n---\n"}
         pages = {
             "index.ipynb": [head, *cells],
-            "lab/other.ipynb": [markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).")],
+            "lab/other.ipynb": [markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).\n\n### half {#half}")],
         }
         for name, page in pages.items():
             numbered = [cell | {"id": str(i)} for i, cell in enumerate(page)]
@@ -87,9 +89,9 @@ def test_clean_page(site, tmp_path):
     )
     html = (tmp_path / "out/index.html").read_text()
     for part in ("<math", 'class="mermaid"', "Figure 2: ", "Knuth 1984", "References", 'href="lab/other.html#sec-there"', 'href="lab/other.html#half"',
-                 'alt="A dot."', '<details class="callout tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"'):  # fmt: skip
+                 'alt="A dot."', '<details class="callout callout-tip">', "Code\n</summary>", 'id="tbl-code"', 'aria-current="page"', "Your turn", '<a href="lab/other.html">lab/other.ipynb →</a>'):  # fmt: skip
         assert part in html, part
-    assert (tmp_path / "out/index_6_0.png").exists()
+    assert (tmp_path / "out/index_7_0.png").exists()
     assert "../index.html" in (tmp_path / "out/lab/other.html").read_text()
 
 
@@ -109,8 +111,14 @@ DEFECTS = {
     "a dead link: 07_none.ipynb": markdown("[next](07_none.ipynb)"),
     "a dead link: lab/other.ipynb#sec-here": markdown("[there](lab/other.ipynb#sec-here)"),
     "a dead link: none.png": markdown("![a dot](none.png)"),
+    "a dead link: #here": markdown("[up](#here)"),
+    "a dead link: lab/other.html#here": markdown("Raw <a href='lab/other.html#here'>markup</a>."),
+    "a dead link: gone.html": code("show()", result({"text/html": "<a href='gone.html'>gone</a>"})),
+    "a dead link: https://book.example/lab/other.html#third": markdown("[`third`](https://book.example/lab/other.html#third)"),
     "cell options that are not YAML": code("#| fig-cap: A dot: black\nplot()", image()),
     "the label eq-a a second time": markdown("$$ a $$ {#eq-a}\n\n$$ b $$ {#eq-a}"),
+    "a callout that is none of": markdown("::: {.callout-important}\nMind.\n:::"),
+    "half has no docstring": code("#| exports\ndef half(x: int) -> int: return x // 2"),
 }  # fmt: skip
 
 
@@ -138,3 +146,40 @@ def test_sidebar_and_notebooks_agree(site):
 def test_options_are_read_as_yaml():
     source = '#| label: fig-a\n#| fig-alt:\n#|   - "one: 1"\n#|   - two\n#| slow\n\nplot()  # | not: this'
     assert options(source) == ({"label": "fig-a", "fig-alt": ["one: 1", "two"]}, "plot()  # | not: this")
+
+
+SILENT = {
+    "": "def half(x: int) -> int:\n    'The half.'\n    return x // 2",
+    "half has no docstring": "def half(x: int) -> int: return x // 2",
+    "half(x) has no type": "def half(x) -> int:\n    'The half.'\n    return x // 2",
+    "half(more) has no type": "def half(**more):\n    'The half.'",
+    "half does not say what it returns": "def half(x: int):\n    'The half.'\n    return x // 2",
+    "half(x) has no shape": "def half(x: Tensor) -> Tensor:\n    'The half.'\n    return x / 2",
+    "half(of) has no unit": "def half(of: float) -> float:\n    'The half.'\n    return of / 2",
+    "Halver has no docstring": "class Halver:\n    def half(self):\n        'The half.'",
+    "Halver.half has no docstring": "class Halver:\n    'Halves.'\n    def half(self):\n        pass",
+    "Halver.of has no comment": "@dataclass\nclass Halver:\n    'Halves.'\n    of: str = '#'",
+}
+
+
+@pytest.mark.parametrize("what", SILENT)
+def test_what_a_signature_leaves_unsaid_is_found(what):
+    assert defects(SILENT[what]) == [what] * bool(what)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def _half(x): return x / 2",
+        "def half(x: Tensor) -> Tensor:  # [B, S]\n    'The half.'\n    return x / 2",
+        "def half(x: Tensor) -> Tensor:\n    'The half, [...].'\n    return x / 2",
+        "def half(of: float) -> float:\n    'The half of `of` metres.'\n    return of / 2",
+        "def wait(seconds: float):\n    'Wait.'",
+        "class Halver:\n    'Halves.'\n    def half(self) -> int: return 2",
+        "class Half(nn.Module):\n    'Halves, [B, S].'\n    def forward(self, x: Tensor) -> Tensor: return x / 2",
+        "@dataclass\nclass Halver:\n    'Halves.'\n    of: int = 2  # parts\n    config: HalfConfig = None",
+        "def outer():\n    'Does.'\n    def inner(x): return x",
+    ],
+)
+def test_what_a_signature_says_is_enough(source):
+    assert defects(source) == []

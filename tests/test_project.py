@@ -8,6 +8,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import LOCAL_PATH
@@ -91,6 +92,15 @@ def imports(chapter: Path) -> set[str]:
 def test_chapter_imports_only_earlier_chapters(name):
     later = [m for m in sorted(imports(CHAPTERS[name]) & set(CHAPTERS)) if CHAPTERS[m].name >= CHAPTERS[name].name]
     assert not later, f"{CHAPTERS[name].name} imports {later}: pass in what points back"
+
+
+def test_site_asks_no_other_host_and_links_what_there_is():
+    given = yaml.safe_load((ROOT / "_quarto.yml").read_text())
+    pages = [entry["href"] for entry in given["website"]["navbar"]["left"] if "://" not in entry["href"]]
+    files = [given["website"]["favicon"], given["format"]["html"]["css"], *given["format"]["html"]["theme"]["dark"][1:]]
+    assert pages and [name for name in pages + files if not (ROOT / "nbs" / name).is_file()] == []
+    assert given["format"]["html"]["html-math-method"] == "mathml"  # the default is a script of another host
+    assert "$web-font-path: false" in (ROOT / "nbs/theme.scss").read_text()
 
 
 def test_no_trace_of_a_machine():
