@@ -96,16 +96,13 @@ class SimulatedTime:
     def __call__(self) -> float: return self.time
     def wait(self, seconds: float): self.time += seconds
 
-# %% ../nbs/00_budget.ipynb #224e0ace
+# %% ../nbs/00_budget.ipynb #e51a5ecf
 GPU_TFLOPS = {  # peak low-precision TFLOP/s as the paper counts them (appendix B.1; the A4000's is its estimate)
     "RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "V100": 125, "TPUv3": 123, "TPUv4": 275, "Titan RTX": 130.5,
     "H200": 989}  # not of the paper: dense bf16, by its data sheet
 
-def exaflop(device: str,      # a name of GPU_TFLOPS
-            hours: float,     # how long each runs
-            devices: int = 1  # how many of them
-            ) -> float:
-    "Peak compute of `devices` devices over `hours`, in exaFLOP (10¹⁸ floating point operations)."
+def exaflop(device: str, hours: float, devices: int = 1) -> float:  # device: a name of GPU_TFLOPS
+    "Peak compute of `devices` devices over `hours` each, in exaFLOP (10¹⁸ floating point operations)."
     return GPU_TFLOPS[device] * devices * hours * 3600 / 1e6
 
 # %% ../nbs/00_budget.ipynb #eac3f302

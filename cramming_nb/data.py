@@ -10,7 +10,7 @@ __all__ = ['TOKENS', 'READERS', 'HUB', 'SOURCES', 'CONTROL', 'BATCH', 'docstring
            'source_parts', 'documents', 'single_identity', 'source_identity', 'clean', 'fingerprint', 'batches',
            'clean_batch', 'repeated', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
 
-# %% ../nbs/01_data.ipynb #b59c2d8d
+# %% ../nbs/01_data.ipynb #1fccb23b
 import ast, csv, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re, sysconfig, warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow, pyarrow.parquet
 from tqdm import tqdm
 from .budget import UserError
+from .stages import write_text
 
 # %% ../nbs/01_data.ipynb #ecd7f403
 def docstrings(path: str) -> list[str]:
@@ -65,7 +66,7 @@ def cache_dir() -> Path:
     if "CRAM_CACHE" in os.environ: return Path(os.environ["CRAM_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramming_nb"
 
-# %% ../nbs/01_data.ipynb #3082a262
+# %% ../nbs/01_data.ipynb #2bcea297
 def machine_packages(names: str = "") -> dict[str, str]:
     "The packages whose documentation makes the source `machine`, with versions: Python and our dependencies, or those in `names`."
     known = {"python": platform.python_version(), **dependencies()}
@@ -89,9 +90,7 @@ def machine_documents(names: str = "", progress: bool = True) -> Iterator[dict]:
             new = [t for t in found if not (t in seen or seen.add(t))]
             if new: docs.append(dict(text="\n\n".join(new), id=f"{package}/{Path(file).stem}-{len(docs)}", source=package))
         cached.parent.mkdir(parents=True, exist_ok=True)
-        part = cached.with_suffix(f".{os.getpid()}")
-        part.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-        part.replace(cached)
+        write_text(cached, "".join(json.dumps(doc) + "\n" for doc in docs))
     with open(cached) as lines: yield from map(json.loads, lines)
 
 # %% ../nbs/01_data.ipynb #a527b112

@@ -66,6 +66,7 @@ def is_claimed(run: Run) -> bool:
 def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
     "Inside the `with` block the folder is this run's, trained on these rows, and no other process's."
     if run.group.rank: return (yield)  # the first process does it for all
+    if not (run.folder / "pretraining.json").exists(): corpus.verify()
     rows = corpus.manifest["files"]["train"]["sha256"]
     with lock(run.folder):
         if not is_claimed(run):

@@ -80,47 +80,34 @@ class ScheduleConfig:
         for name, low in (("batch_size", 1), ("batch_start", 1), ("length_start", 0)):
             if getattr(self, name) < low: raise UserError(f"schedule.{name} {getattr(self, name)}: give a whole number from {low}")
 
-# %% ../nbs/08_schedule.ipynb #e8a3b243
-def lr_factor(config: ScheduleConfig,  # which shape, and how long a warm-up and a cool-down
-              t: float                 # fraction of the budget spent, in [0, 1]
-              ) -> float:
-    "The learning rate at fraction `t` of the budget, as a share of its peak."
+# %% ../nbs/08_schedule.ipynb #285b0608
+def lr_factor(config: ScheduleConfig, t: float) -> float:
+    "The learning rate at fraction `t` of the budget, in [0, 1], as a share of its peak."
     return cool_down(warm_up(LR_SCHEDULES[config.lr], config.warmup), config.cooldown)(t)
 
-# %% ../nbs/08_schedule.ipynb #dd3cd16f
-def batch_rows(config: ScheduleConfig,  # how large, from where, for how long
-               t: float                 # fraction of the budget spent when the step begins
-               ) -> int:
+# %% ../nbs/08_schedule.ipynb #96361aba
+def batch_rows(config: ScheduleConfig, t: float) -> int:
     "Rows of the optimiser step that begins at fraction `t`."
     if not config.batch_ramp or t >= config.batch_ramp: return config.batch_size
     return min(config.batch_size, config.batch_start + int((config.batch_size - config.batch_start) * t / config.batch_ramp))
 
-# %% ../nbs/08_schedule.ipynb #afa50c88
+# %% ../nbs/08_schedule.ipynb #fcdd477c
 LEVELS = 8  # of mask rate and of row length, at most: each is one more graph to compile
 
-def level(t: float,     # fraction of the budget spent
-          ramp: float,  # fraction of the budget that is cut into equal parts
-          levels: int   # how many parts
-          ) -> int:
-    "The part of the ramp that `t` lies in, from 0; after the ramp, the last."
+def level(t: float, ramp: float, levels: int) -> int:
+    "In which of `levels` equal parts of the first `ramp` of the budget the fraction `t` lies, from 0; after the ramp, the last."
     return min(levels - 1, int(levels * t / ramp)) if t < ramp else levels - 1
 
-# %% ../nbs/08_schedule.ipynb #cc3c1bec
-def mask_rate(config: ScheduleConfig,  # from where, for how long
-              t: float,                # fraction of the budget spent when the step begins
-              final: float             # the objective's mask rate
-              ) -> float:
-    "The share of positions to predict at fraction `t`."
+# %% ../nbs/08_schedule.ipynb #ad5e51a5
+def mask_rate(config: ScheduleConfig, t: float, final: float) -> float:
+    "The share of positions to predict in a step that begins at fraction `t`; `final` is the objective's."
     part = level(t, config.mask_ramp, LEVELS)
     if not config.mask_start or part == LEVELS - 1: return final
     return config.mask_start + (final - config.mask_start) * part / (LEVELS - 1)
 
-# %% ../nbs/08_schedule.ipynb #c9485ff6
-def row_length(config: ScheduleConfig,  # from where, for how long
-               t: float,                # fraction of the budget spent when the step begins
-               full: int                # tokens a row of the corpus
-               ) -> int:
-    "Tokens a row at fraction `t`: rows of the corpus are cut in 1, 2, 4 ... equal parts."
+# %% ../nbs/08_schedule.ipynb #ddf33e7c
+def row_length(config: ScheduleConfig, t: float, full: int) -> int:
+    "Tokens a row in a step that begins at fraction `t`: rows of the corpus, of `full` tokens, are cut in 1, 2, 4 ... equal parts."
     if not config.length_start: return full
     lengths = [full >> j for j in range(LEVELS) if full % (1 << j) == 0]
     if config.length_start not in lengths:

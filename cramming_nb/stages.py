@@ -2,9 +2,10 @@
 
 A stage is a folder. Its blocks are files that carry their number and the hash of their content in their name, so a block
 is whole or absent, and can be checked by itself. A manifest is written last: where it lies, the stage is finished.
+Everything in this package that must be on the disk whole or not at all, or must not be worked on twice, uses what is here.
 """
 
-import fcntl, hashlib, itertools, json, multiprocessing, os, pickle, shutil, signal, threading, time
+import fcntl, hashlib, itertools, json, multiprocessing, os, pickle, platform, shutil, signal, threading, time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,18 +17,64 @@ import pyarrow, pyarrow.parquet
 from .budget import UserError
 
 
+# Files and folders, whole or not at all
+
 def digest(path: Path) -> str:
     "SHA-256 of a file."
     with open(path, "rb") as file: return hashlib.file_digest(file, "sha256").hexdigest()
 
+def sync(path: Path):
+    "Have the operating system put a file or folder on the disk now."
+    handle = os.open(path, os.O_RDONLY)
+    try: os.fsync(handle)
+    finally: os.close(handle)
+
+def discard(path: Path):
+    "Remove a file or a folder, if it is there."
+    if path.is_dir(): shutil.rmtree(path)
+    else: path.unlink(missing_ok=True)
+
+def sweep(folder: Path):
+    "Remove what processes that were killed have left half-written in a folder that is ours alone."
+    for part in folder.glob(".part-*"): discard(part)
+
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    "A file to write; it becomes `path` if the block ends well, and disappears if not."
-    part = path.with_name(f".{path.name}")
+def whole(path: Path, sealed: bool = False) -> Iterator[Path]:
+    "A hidden name to write a file or folder under; it becomes `path`, or `path` with its hash, if the block ends well, and disappears if not."
+    part = path.with_name(f".part-{os.getpid()}-{path.name}")
     try:
         yield part
-        part.replace(path)
-    finally: part.unlink(missing_ok=True)
+        part.replace(path.with_stem(f"{path.stem}-{digest(part)[:16]}") if sealed else path)
+    finally: discard(part)
+
+def write_text(path: Path, text: str):
+    "Write a small file whole or not at all, and have it on the disk."
+    with whole(path) as part:
+        part.write_text(text)
+        sync(part)
+
+_held = set()  # folders that this process has locked: it may enter them again
+
+@contextmanager
+def lock(folder: Path, wait: bool = False) -> Iterator[None]:
+    "Hold a folder, made if it is missing, against other processes: wait for them, or be refused; the lock ends with its process, however that ends."
+    folder = folder.resolve()
+    if folder in _held: return (yield)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "a+") as file:
+            try: fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UserError(f"{folder.name}: another process ({file.read()}) is at work on this run; wait for it, or choose another --name") from None
+            if not Path(file.name).exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)): continue  # it was deleted meanwhile
+            file.truncate(0)
+            print(os.getpid(), "on", platform.node(), end="", file=file, flush=True)
+            _held.add(folder)
+            try: return (yield)
+            finally:
+                _held.remove(folder)
+                file.truncate(0)
 
 class LostWorker(UserError):
     "A worker process is gone; what the others finished stays."
@@ -38,14 +85,6 @@ def damaged(path: Path) -> UserError:
 
 
 # Blocks
-
-def write_block(path: Path, write: Callable[[Path], None]) -> Path:
-    "Have `write` make a file, and put the first 16 digits of its hash into its name."
-    part = path.with_name(f".{path.name}")
-    try:
-        write(part)
-        return part.replace(path.with_stem(f"{path.stem}-{digest(part)[:16]}"))
-    finally: part.unlink(missing_ok=True)
 
 def checked(path: Path) -> Path:
     "The path of a block, if its content is what its name says."
@@ -60,10 +99,10 @@ def blocks(folder: Path, suffix: str = ".parquet", name: str = "") -> list[Path]
     "The blocks of a folder, in the order of their numbers."
     return sorted(p for p in Path(folder).glob(f"{name}*-{'?' * 16}{suffix}") if p.name[0] != ".")
 
-def write_table(path: Path, columns: dict, **notes) -> Path:
+def write_table(path: Path, columns: dict, **notes):
     "Write a batch, a dict of columns, as a Parquet block; notes go into its metadata."
     table = pyarrow.table(columns).replace_schema_metadata({key: json.dumps(value) for key, value in notes.items()})
-    return write_block(path, lambda part: pyarrow.parquet.write_table(table, part, compression="lz4", use_dictionary=False, write_statistics=False))
+    with whole(path, sealed=True) as part: pyarrow.parquet.write_table(table, part, compression="lz4", use_dictionary=False, write_statistics=False)
 
 def read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
     "Read columns of a block."
@@ -74,19 +113,6 @@ def read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
 
 # Stages
 
-@contextmanager
-def locked(folder: Path):
-    "Hold a folder, made if it is missing, against other builders; the lock ends with its process, however that ends."
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()): continue  # it was deleted meanwhile
-            yield
-            return
-        finally: os.close(handle)
-
 def finished(folder: Path) -> dict | None:
     "The manifest of a stage, or None if the stage is not finished."
     path = Path(folder) / "manifest.json"
@@ -94,20 +120,18 @@ def finished(folder: Path) -> dict | None:
     try: return json.loads(path.read_text())
     except ValueError: raise damaged(path) from None
 
-def run_stage(folder: Path,                      # where its blocks live
-              make: Callable[[Path], dict],      # makes the blocks that are missing; returns what the manifest says
-              ) -> dict:
-    "The manifest of a stage, which is made unless it is there; after a kill the blocks that were finished are kept."
+def run_stage(folder: Path, make: Callable[[Path], dict]) -> dict:
+    "The manifest of a stage: what `make(folder)` says of the blocks it makes, unless they are there; after a kill those that were finished are kept."
     if found := finished(folder): return found
-    with locked(folder):
+    with lock(folder, wait=True):
         if found := finished(folder): return found  # somebody else was faster
-        for left in folder.glob(".*"): left.unlink()  # half a block of a builder that was killed
+        sweep(folder)
         begun = time.perf_counter()
         try: found = make(folder) | dict(seconds=time.perf_counter() - begun)
         except UserError as error:
-            if not isinstance(error, LostWorker): shutil.rmtree(folder)  # with other input it would be another folder
+            if not isinstance(error, LostWorker): shutil.rmtree(folder, ignore_errors=True)  # with other input it would be another folder
             raise
-        with whole_file(folder / "manifest.json") as part: part.write_text(json.dumps(found, indent=1))
+        write_text(folder / "manifest.json", json.dumps(found, indent=1))
     return found
 
 
@@ -128,17 +152,18 @@ def by_shard(chunks: Iterable[np.ndarray], size: int) -> Iterator[tuple[int, np.
 def write_shards(folder: Path, name: str, chunks: Iterable[np.ndarray], size: int):
     "Write rows to shards of `size` rows; those that are there stay."
     have = made(folder, name, ".bin")
-    def write(path: Path, group: Iterable):
-        with open(path, "wb") as file:
-            for _, piece in group: file.write(np.ascontiguousarray(piece))
     for number, group in itertools.groupby(by_shard(chunks, size), lambda pair: pair[0]):
         path = folder / f"{name}-{number:05}.bin"
-        if path.stem not in have: write_block(path, lambda part: write(part, group))
+        if path.stem in have: continue
+        with whole(path, sealed=True) as part, open(part, "wb") as file:
+            for _, piece in group: file.write(np.ascontiguousarray(piece))
 
 class Rows:
     "Token rows on disk, [rows, seq_length], read like one array wherever the shards end."
     def __init__(self, paths: list[Path], shape: list[int], dtype: str, size: int):  # size: rows a shard
         self.shape, self.dtype, self.size = tuple(shape), np.dtype(dtype), size
+        for first, path in zip(range(0, shape[0], size), paths):  # bytes are counted here, and hashed by `Corpus.verify`
+            if not path.exists() or path.stat().st_size != min(size, shape[0] - first) * shape[1] * self.dtype.itemsize: raise damaged(path)
         self.shards = [np.memmap(path, dtype, "r").reshape(-1, shape[1]) for path in paths]
 
     def __len__(self) -> int: return self.shape[0]

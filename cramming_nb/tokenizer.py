@@ -59,7 +59,7 @@ def unigram(vocab_size: int):
 
 TOKENIZERS = {"wordpiece": wordpiece, "bpe": bpe, "unigram": unigram}
 
-# %% ../nbs/02_tokenizer.ipynb #7fa8f155
+# %% ../nbs/02_tokenizer.ipynb #4e933e73
 def split_joined(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
     "The parts of a few words, and the number of the word of each; the words are joined, so none may contain or become white space."
     normal = tokenizer.normalizer.normalize_str(" ".join(words))
@@ -77,10 +77,8 @@ def split_singly(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.
     found = [(part, i) for i, word in enumerate(words) for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(word))]
     return [part for part, _ in found], np.array([i for _, i in found], np.int64)
 
-def split_words(tokenizer: Tokenizer,   # its normaliser and pre-tokenizer are used
-                words: list[str],       # without white space
-                ) -> tuple[list[str], np.ndarray]:
-    "The normalised parts of words, and the number of the word that each part belongs to, int64 [parts]."
+def split_words(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
+    "The normalised parts of words, which hold no white space, and the number of the word that each part belongs to, int64 [parts]."
     starts = range(0, len(words), 256)
     found = [split_joined(tokenizer, words[start:start + 256]) for start in starts]
     owners = [own + start for (_, own), start in zip(found, starts)]
@@ -213,12 +211,10 @@ def deleted_characters(normalizer: normalizers.Normalizer, words: list[str]) -> 
     for i in odd: counts[i] = len(words[i]) - len(words[i].translate(gone))
     return counts
 
-# %% ../nbs/02_tokenizer.ipynb #f49a8d00
+# %% ../nbs/02_tokenizer.ipynb #a8f9f818
 class WordPieces:
     "The pieces of each word of a table, as flat ids with offsets, and what each word costs the filter."
-    def __init__(self,
-                 tokenizer: Tokenizer,          # a trained one
-                 words: Iterable[str] = ()):    # each distinct word once
+    def __init__(self, tokenizer: Tokenizer, words: Iterable[str] = ()):  # each distinct word once
         self.tokenizer, self.parts = tokenizer, defaultdict(itertools.count().__next__)
         self.part_ids, self.part_lengths, self.part_costs = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.ids, self.lengths, self.costs, self.starts = self.part_ids, self.part_lengths, self.part_costs, self.part_lengths

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Killable, command, sentence, write_jsonl
+from conftest import Killable, command, hidden, sentence, write_jsonl
 
 from cramming_nb.budget import UserError
 from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus
-from cramming_nb.stages import Local, Ray, Rows, blocks, locked, run_stage, whole_file, write_shards
+from cramming_nb.stages import Local, Ray, Rows, blocks, lock, run_stage, whole, write_shards
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
@@ -119,7 +119,7 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
     (manifest,) = cache.glob("corpus-*/manifest.json")
     assert same(Corpus(manifest.parent), expected)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished, "something finished was made again"
-    assert not list(cache.glob("*/.*")) and not list(cache.glob("*/packed*"))
+    assert not hidden(cache) and not list(cache.glob("*/packed*"))
     for _ in range(100):
         if not any(Path(f"/proc/{child}").exists() for child in children):
             break
@@ -316,14 +316,14 @@ def test_a_stage_is_whole_or_goes_on(tmp_path):
 def test_a_lock_outlives_the_folder_it_was_for(tmp_path):
     import shutil
 
-    with locked(tmp_path / "a"):
+    with lock(tmp_path / "a", wait=True):
         shutil.rmtree(tmp_path / "a")
-    with locked(tmp_path / "a"):
+    with lock(tmp_path / "a", wait=True):
         assert (tmp_path / "a").is_dir()
 
 
 def test_a_file_is_whole_or_absent(tmp_path):
-    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "a") as part:
+    with pytest.raises(ZeroDivisionError), whole(tmp_path / "a") as part:
         part.write_text("half")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
