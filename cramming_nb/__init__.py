@@ -12,30 +12,19 @@ from importlib.util import find_spec
 
 TABLE = "transformers.models.auto.configuration_auto"
 
-
 def declare():
     "Tell `transformers` which configuration the model type cramming_nb has."
     from .configuration import CrammingConfig
-
     sys.modules[TABLE].AutoConfig.register("cramming_nb", CrammingConfig, exist_ok=True)
-
 
 class Hook(MetaPathFinder):
     "Waits for the module with the table of configurations, and declares ours once it was loaded."
-
-    def find_spec(self, name, path, target=None):
-        if name != TABLE:
-            return None
+    def find_spec(self, name: str, path, target=None):
+        if name != TABLE: return None
         sys.meta_path.remove(self)
         spec = find_spec(name)  # by the finders after this one
         load = spec.loader.exec_module
-
-        def load_and_declare(module):
-            load(module)
-            declare()
-
-        spec.loader.exec_module = load_and_declare
+        spec.loader.exec_module = lambda module: (load(module), declare())
         return spec
-
 
 declare() if TABLE in sys.modules else sys.meta_path.insert(0, Hook())

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'STOCK', 'BERT_NAMES', 'MODERNBERT_NAMES', 'USE', 'stock_class', 'stock_config', 'stock_name', 'regroup',
-           'thirds', 'to_stock', 'stock_architecture', 'from_stock', 'model_card', 'folder_config', 'write_model',
-           'export_model', 'trained_weights', 'load_model', 'fill_mask']
+           'thirds', 'to_stock', 'stock_architecture', 'from_stock', 'model_card', 'write_model', 'load_checkpointed',
+           'export_model', 'load_model', 'fill_mask']
 
 # %% ../nbs/14_export.ipynb #d54c9dfd
 import json, os, re, shutil
@@ -119,26 +119,13 @@ def from_stock(theirs: dict[str, Tensor], arch: Architecture) -> dict[str, Tenso
     weights["encoder.position.weight"] = weights["encoder.position.weight"] + theirs["bert.embeddings.token_type_embeddings.weight"][0]
     return weights
 
-# %% ../nbs/14_export.ipynb #538eacee
-USE = {  # whether everybody has the code -> how the model is used
-    True: """```python
-from transformers import pipeline
+# %% ../nbs/14_export.ipynb #40d0bc51
+USE = """```python
+{0}from transformers import pipeline
 pipeline("fill-mask", model="THIS FOLDER")("the value of this [MASK]")
 ```
 
-It needs `transformers` 5 and nothing of ours. `AutoModelForSequenceClassification` and its kin fine-tune it.""",
-    False: """```python
-import cramming_nb  # makes its model type known; no remote code is run
-from transformers import pipeline
-pipeline("fill-mask", model="THIS FOLDER")("the value of this [MASK]")
-```
-
-`AutoModelForSequenceClassification` and its kin fine-tune it. Without `transformers`:
-
-```python
-from cramming_nb.export import fill_mask, load_model
-fill_mask(*load_model("THIS FOLDER"), "the value of this [MASK]")
-```"""}
+{1} `AutoModelForSequenceClassification` and its kin fine-tune it."""
 
 def model_card(record: RunRecord, parameters: int, stock: str | None) -> str:
     "A README for an exported model, from its run's record; `stock` is the class of transformers it is written for, if any."
@@ -163,24 +150,29 @@ A masked language model of {parameters:,} parameters, pretrained from scratch wi
 {results}
 ## Use
 
-{USE[bool(stock)]}
+{USE.format("", "It needs `transformers` 5 and nothing of ours.") if stock else USE.format("import cramming_nb  # makes its model type known" + chr(10), "No remote code is run.")}
 """
 
-# %% ../nbs/14_export.ipynb #3d75a27b
-def folder_config(arch: Architecture) -> dict:
-    "The config.json of an exported model."
-    if not (stock := stock_class(arch)): return dict(model_type="cramming_nb", architectures=["CrammingForMaskedLM"], dtype="float32", architecture=asdict(arch))
-    return dict(model_type=stock.removesuffix("ForMaskedLM").lower(), architectures=[stock], dtype="float32") | stock_config(arch)
-
+# %% ../nbs/14_export.ipynb #ccf60107
 def write_model(weights: dict[str, Tensor], tokenizer: Tokenizer, arch: Architecture, card: str, folder: Path):
     "Write the files of an exported model into an empty folder."
-    named = to_stock(weights, arch) if stock_class(arch) else {f"model.{name}": weight for name, weight in weights.items()}
+    kind = stock_class(arch)
+    named = to_stock(weights, arch) if kind else {f"model.{name}": weight for name, weight in weights.items()}
+    config = stock_config(arch) | dict(model_type=kind.removesuffix("ForMaskedLM").lower()) if kind else dict(architecture=asdict(arch), model_type="cramming_nb")
     save_file({name: weight.contiguous() for name, weight in named.items()}, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(folder_config(arch), indent=1))
+    (folder / "config.json").write_text(json.dumps(config | dict(architectures=[kind or "CrammingForMaskedLM"], dtype="float32"), indent=1))
     save_tokenizer(tokenizer, folder, arch.max_length)
     (folder / "README.md").write_text(card)
 
-# %% ../nbs/14_export.ipynb #1236e402
+# %% ../nbs/14_export.ipynb #4162ecc3
+def load_checkpointed(checkpoints: Path, arch: Architecture) -> MaskedLM:
+    "The model of a run's newest checkpoint, in float32, ready to predict."
+    if not (found := load_checkpoint(checkpoints)): raise UserError(f"{checkpoints}: no checkpoint yet; run `cram pretrain` first")
+    model = MaskedLM(arch)
+    model.load_state_dict(evaluation_weights(found[0]))
+    return model.eval()
+
+# %% ../nbs/14_export.ipynb #228405f4
 def export_model(checkpoints: Path,      # of the run
                  tokenizer: Tokenizer,   # that made its rows
                  arch: Architecture,     # of its model
@@ -189,7 +181,7 @@ def export_model(checkpoints: Path,      # of the run
     "Write the newest checkpoint as a folder that `transformers` loads, with tokenizer and model card; whole or not at all."
     if folder.exists() and not (folder / "model.safetensors").exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} holds something else; name a new or an empty folder")
-    weights = trained_weights(checkpoints)
+    weights = load_checkpointed(checkpoints, arch).state_dict()
     part = folder.with_name(f".{folder.name}-{os.getpid()}")
     part.mkdir(parents=True)
     try:
@@ -198,11 +190,6 @@ def export_model(checkpoints: Path,      # of the run
         part.rename(folder)
     finally: shutil.rmtree(part, ignore_errors=True)
     return folder
-
-def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
-    "The float32 weights of a run's newest checkpoint, for evaluation."
-    if found := load_checkpoint(checkpoints): return evaluation_weights(found[0])
-    raise UserError(f"{checkpoints}: no checkpoint to export; run `cram pretrain` first")
 
 # %% ../nbs/14_export.ipynb #60c2579a
 def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:

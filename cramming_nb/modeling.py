@@ -15,8 +15,7 @@ def all_fields(architecture: dict | None) -> dict:
 
 class CrammingModel(transformers.PreTrainedModel):
     "An encoder of ours in `transformers`; its heads are the classes below."
-    config_class, base_model_prefix, main_input_name = CrammingConfig, "model", "input_ids"
-    _supports_sdpa = True
+    config_class, base_model_prefix, main_input_name, _supports_sdpa = CrammingConfig, "model", "input_ids", True
 
     def __init__(self, config: CrammingConfig):
         super().__init__(config)
@@ -70,12 +69,11 @@ class CrammingForQuestionAnswering(CrammingModel):
     def build(self, arch: Architecture, kernel: str) -> nn.Module: return QuestionAnswerer(Encoder(arch, kernel))
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
-                start_positions: Tensor | None = None, end_positions: Tensor | None = None):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, start_positions: Tensor | None = None, end_positions: Tensor | None = None):
         begin, end = self.model(input_ids, real(input_ids, attention_mask)).unbind(1)
         loss = None if start_positions is None else self.loss_function(begin, end, start_positions, end_positions)
         return outputs.QuestionAnsweringModelOutput(loss, begin, end)
 
-for use, ours in {"": CrammingModel, "ForMaskedLM": CrammingForMaskedLM, "ForSequenceClassification": CrammingForSequenceClassification,
-                  "ForTokenClassification": CrammingForTokenClassification, "ForQuestionAnswering": CrammingForQuestionAnswering}.items():
-    getattr(transformers, f"AutoModel{use}").register(CrammingConfig, ours, exist_ok=True)
+transformers.AutoModel.register(CrammingConfig, CrammingModel, exist_ok=True)
+for ours in (CrammingForMaskedLM, CrammingForSequenceClassification, CrammingForTokenClassification, CrammingForQuestionAnswering):
+    getattr(transformers, ours.__name__.replace("Cramming", "AutoModel")).register(CrammingConfig, ours, exist_ok=True)

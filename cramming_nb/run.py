@@ -112,7 +112,7 @@ def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
         if len(samples) == count: break
     return samples
 
-# %% ../nbs/16_run.ipynb #4fb3a768
+# %% ../nbs/16_run.ipynb #d41ca9ba
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write provenance, record, export and report."
     manifest, recipe = corpus.manifest, json.loads(json.dumps(asdict(run.recipe)))
@@ -123,7 +123,7 @@ def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> 
     export_model(run.folder / "checkpoints", corpus.tokenizer, run.recipe.architecture, record, run.folder / "export")
     model, tokenizer = load_model(run.folder / "export")
     record.samples = [dict(text=text, fills=fill_mask(model, tokenizer, text)[0]) for text in masked_samples(corpus)]
-    write_text(run.folder / "report.html", report(record))
+    for name in ("report.html", "report.md"): write_text(run.folder / name, report(record, markdown=name.endswith("md")))
     write_text(run.folder / "record.json", record.to_json())
     return RunRecord.read(run.folder / "record.json")
 
