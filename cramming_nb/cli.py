@@ -6,13 +6,13 @@
 __all__ = ['COMMANDS', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'Recipes', 'Bench', 'Lab',
            'parse', 'main']
 
-# %% ../nbs/18_cli.ipynb #3725b910
+# %% ../nbs/18_cli.ipynb #61450b3a
 import contextlib, io, json, os, re, signal, sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 from .budget import UserError
@@ -55,18 +55,19 @@ class Pretrain:
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
-# %% ../nbs/18_cli.ipynb #62db0e33
+# %% ../nbs/18_cli.ipynb #0fe997b1
 @dataclass
 class RunAll(Pretrain):
     "Everything: text, tokenizer, corpus, pretraining, fine-tuning on GLUE or probes, report. Resumes; a finished run prints its table."
-    glue_dir: Path | None = None  # a folder of GLUE tasks (CoLA/train.jsonl, …); without it, probe tasks are made from the text
-    finetune_seeds: int = 1       # fine-tuning runs a task (paper, section 5: the median of 5)
+    glue_dir: str | None = None  # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks are made from the text
+    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
+    probes: bool = False         # probe tasks, too, beside those of --glue-dir
 
     def main(self):
         from dataclasses import replace
         from cramming_nb.run import execute, summary
         if int(os.environ.get("WORLD_SIZE", 1)) > 1: raise UserError("cram run is for one process; pretrain with `torchrun ... -m cramming_nb.cli pretrain`, and then `cram run` with the same options does the rest")
-        run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds)
+        run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
         print(summary(execute(run), run.folder))
 
 # %% ../nbs/18_cli.ipynb #69b8c486
@@ -109,20 +110,31 @@ class OnRun:
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
-# %% ../nbs/18_cli.ipynb #dddf0471
+# %% ../nbs/18_cli.ipynb #643ee847
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
-    glue_dir: Path | None = None   # a folder of GLUE tasks; without it, probe tasks
-    finetune_seeds: int = 1        # fine-tuning runs a task (paper, section 5: the median of 5)
+    glue_dir: str | None = None    # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks
+    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
+    protocol: str = ""             # rules (the paper's), reference, mnli-first or bert-base; default: the recipe's own
+    tasks: tuple[str, ...] = ()    # only these of the tasks, such as cola rte; wnli is done only if named
+    probes: bool = False           # probe tasks, too, beside those of --glue-dir
+    baseline: bool = True          # the same from random weights
+    submission: bool = False       # also answer the test sets, and write glue/submission.zip for the benchmark's server
     data_dir: Path | None = None   # where corpora are kept; default: the user's cache folder
 
     def main(self):
-        from cramming_nb.glue import ScoreTable
-        from cramming_nb.run import claimed, corpus_of, glue_run, load_run
-        run = load_run(self.folder, self.data_dir, self.glue_dir, self.finetune_seeds)
-        with claimed(run, corpus := corpus_of(run)): table = ScoreTable(glue_run(run, corpus))
-        print(table._repr_markdown_(), table.coverage(), sep="\n\n")
+        from cramming_nb.glue import load_glue, write_submission
+        from cramming_nb.run import claimed, corpus_read, glue_run, load_run, scores_of, tasks_of
+        if (self.tasks or self.submission) and not self.glue_dir: raise UserError("--tasks and --submission need GLUE tasks; name their folder with --glue-dir")
+        run = load_run(self.folder, self.data_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
+        glue = load_glue(self.glue_dir, self.tasks, self.submission) if self.glue_dir else {}
+        with claimed(run, corpus := corpus_read(run)):
+            results = glue_run(run, corpus, tasks_of(run, corpus, glue), self.protocol, self.baseline)
+            print(*scores_of(results), sep="\n\n")
+            if not self.submission: return
+            for line in (wrong := write_submission(results, archive := run.folder / "glue" / "submission.zip")): print(f"- {line}")
+            print(f"{archive} is written" + ("; the server will refuse it for the above" if wrong else ", and in order"))
 
 # %% ../nbs/18_cli.ipynb #8902f93d
 @dataclass
