@@ -136,7 +136,7 @@ class Glue(OnRun):
             for line in (wrong := write_submission(results, archive := run.folder / "glue" / "submission.zip")): print(f"- {line}")
             print(f"{archive} is written" + ("; the server will refuse it for the above" if wrong else ", and in order"))
 
-# %% ../nbs/18_cli.ipynb #8902f93d
+# %% ../nbs/18_cli.ipynb #31da0a14
 @dataclass
 class Report:
     "Write the report of a finished run, or of several side by side, as a page and as plain text."
@@ -145,15 +145,14 @@ class Report:
     markdown: bool = False              # print the report as Markdown, and write nothing
 
     def main(self):
-        from cramming_nb.checkpoint import write_text
         from cramming_nb.records import report
-        from cramming_nb.run import summary
+        from cramming_nb.run import summary, write_reports
         if self.to and self.to.suffix not in (".html", ".md"): raise UserError(f"--to {self.to}: name a file that ends in .html or .md")
         found = self.records()
         if self.markdown: return print(report(*found.values(), markdown=True), end="")
         folder = Path() if len(found) > 1 or next(iter(found)).is_file() else OnRun(next(iter(found))).folder
         paths = [self.to] if self.to else [folder / "report.html", folder / "report.md"]
-        for path in paths: write_text(path, report(*found.values(), markdown=path.suffix == ".md"))
+        write_reports(list(found.values()), *paths)
         print(*map(summary, found.values()), f"report: {', '.join(map(str, paths))}", sep="\n\n")
 
     def records(self) -> dict:

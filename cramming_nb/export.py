@@ -7,7 +7,7 @@ __all__ = ['PLAIN', 'STOCK', 'BERT_NAMES', 'MODERNBERT_NAMES', 'USE', 'stock_cla
            'thirds', 'to_stock', 'stock_architecture', 'from_stock', 'model_card', 'write_model', 'load_checkpointed',
            'export_model', 'load_model', 'fill_mask']
 
-# %% ../nbs/14_export.ipynb #d54c9dfd
+# %% ../nbs/14_export.ipynb #7cd7b60f
 import json, os, re, shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from .budget import UserError
 from .checkpoint import load_checkpoint
 from .glue import ScoreTable
 from .optimizer import evaluation_weights
-from .records import RunRecord
+from .records import RunRecord, Table, plain
 from .tokenizer import CLS, PAD, SEP, save_tokenizer
 
 # %% ../nbs/14_export.ipynb #c2c09aac
@@ -119,39 +119,23 @@ def from_stock(theirs: dict[str, Tensor], arch: Architecture) -> dict[str, Tenso
     weights["encoder.position.weight"] = weights["encoder.position.weight"] + theirs["bert.embeddings.token_type_embeddings.weight"][0]
     return weights
 
-# %% ../nbs/14_export.ipynb #40d0bc51
-USE = """```python
-{0}from transformers import pipeline
-pipeline("fill-mask", model="THIS FOLDER")("the value of this [MASK]")
-```
-
-{1} `AutoModelForSequenceClassification` and its kin fine-tune it."""
+# %% ../nbs/14_export.ipynb #0325ba7b
+USE = ("```python\n{0}from transformers import pipeline\npipeline(\"fill-mask\", model=\"THIS FOLDER\")(\"the value of this [MASK]\")\n```\n\n"
+       "{1} `AutoModelForSequenceClassification` and its kin fine-tune it.")
 
 def model_card(record: RunRecord, parameters: int, stock: str | None) -> str:
     "A README for an exported model, from its run's record; `stock` is the class of transformers it is written for, if any."
     p, scores = record.pretraining, ScoreTable(record.results)
-    results = f"\n## Fine-tuned\n\n{scores.coverage()}; scores in percent.\n\n{scores._repr_markdown_()}\n" if record.results else ""
-    return f"""---
-library_name: {'transformers' if stock else 'cramming_nb'}
-pipeline_tag: fill-mask
----
-# {record.recipe['name']}
-
-A masked language model of {parameters:,} parameters, pretrained from scratch within {record.budget} (seed {record.seed}){f', as a `{stock}`' if stock else ''}.
-
-| | |
-|---|---|
-| text | {record.corpus['identity'].get('source', 'unknown')} |
-| tokens trained on | {p['spent']['tokens']:,} |
-| held-out loss | {p['heldout_loss']:.3f} nats a masked token (unigram predictor: {p['unigram_entropy']:.3f}) |
-| rules | {'; '.join([record.provenance['rules'], *record.provenance.get('breaches', ())])} |
-| trained on | {record.environment['processor']}, {record.environment['dtype']} |
-| record | {record.key} |
-{results}
-## Use
-
-{USE.format("", "It needs `transformers` 5 and nothing of ours.") if stock else USE.format("import cramming_nb  # makes its model type known" + chr(10), "No remote code is run.")}
-"""
+    rows = [("text", record.corpus["identity"].get("source", "unknown")), ("tokens trained on", f"{p['spent']['tokens']:,}"),
+            ("held-out loss", f"{p['heldout_loss']:.3f} nats a masked token (unigram predictor: {p['unigram_entropy']:.3f})"),
+            ("rules", "; ".join([record.provenance["rules"], *record.provenance.get("breaches", ())])),
+            ("trained on", f"{record.environment['processor']}, {record.environment['dtype']}"), ("record", record.key)]
+    use = ("", "It needs `transformers` 5 and nothing of ours.") if stock else ("import cramming_nb  # makes its model type known\n", "No remote code is run.")
+    return "\n\n".join([
+        f"---\nlibrary_name: {'transformers' if stock else 'cramming_nb'}\npipeline_tag: fill-mask\n---\n# {plain(record.recipe['name'])}",
+        f"A masked language model of {parameters:,} parameters, pretrained from scratch within {plain(record.budget)} (seed {record.seed}){f', as a `{stock}`' if stock else ''}.",
+        Table(rows).to_markdown(), *(["## Fine-tuned", f"{scores.coverage()}; scores in percent.", scores._repr_markdown_()] if record.results else []),
+        "## Use", USE.format(*use)]) + "\n"
 
 # %% ../nbs/14_export.ipynb #ccf60107
 def write_model(weights: dict[str, Tensor], tokenizer: Tokenizer, arch: Architecture, card: str, folder: Path):

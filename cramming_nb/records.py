@@ -9,16 +9,16 @@ __all__ = ['NEEDED', 'INSIDE', 'MISHAPS', 'SHOWN', 'STYLE', 'record_key', 'RunRe
            'score_differences', 'curve_figure', 'schedule_figure', 'share_figure', 'shares', 'about_scores',
            'about_text', 'about_samples', 'about_machines', 'sections', 'report']
 
-# %% ../nbs/13_records.ipynb #654e07be
+# %% ../nbs/13_records.ipynb #bfef3ce4
 import base64, hashlib, html, io, json, os, platform, re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from .budget import UserError
-from .glue import NINE, PAPER_SCORES, ScoreTable, compare
+from .glue import NINE, PAPER_SCORES, PROBES, ScoreTable, compare
 from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
 
 # %% ../nbs/13_records.ipynb #887c847e
@@ -279,18 +279,17 @@ def shares(record: RunRecord) -> dict[str, str]:
     spent = record.pretraining["shares"]
     return {what: f"{seconds:,.1f} ({seconds / (sum(spent.values()) or 1):.0%})" for what, seconds in spent.items()}
 
-# %% ../nbs/13_records.ipynb #a1dba21e
-def about_scores(records: list[RunRecord]) -> list[tuple]:
-    "The sections on scores, if there are any."
-    scored = [r for r in records if r.results]
+# %% ../nbs/13_records.ipynb #2b0ec665
+def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
+    "The sections on scores of GLUE, or of probes, if there are any."
+    scored = [replace(r, results=kept) for r in records if (kept := [x for x in r.results if (x["task"] in PROBES) == probes])]
     if not scored: return []
     covered = " and ".join(dict.fromkeys(ScoreTable(r.results).coverage() for r in scored))
     helped = "Pretraining has helped where its brackets lie clear of those without it." if len(records) == 1 else "Brackets are of each run by itself; what differs is below."
-    found = [("Fine-tuned", f"Results on {covered}; scores in percent, their interval in brackets. {helped}", [scores(scored)])]
-    if len(scored) > 1 and (apart := score_differences(scored)).rows:
-        say = f"Points by which each run scores above the first, {names_of(scored)[0]}, and the 95 % interval over development rows and seeds drawn again (of results that keep what it takes); chance alone explains a zero within."
-        found.append(("The difference in scores", say, [apart]))
-    return found
+    apart, what = score_differences(scored), "probes" if probes else "tasks"
+    say = f"Points by which each run scores above the first, {names_of(scored)[0]}, and the 95 % interval over development rows and seeds drawn again (of results that keep what it takes); chance alone explains a zero within."
+    return [(f"Fine-tuned on {what}", f"Results on {covered}; scores in percent, their interval in brackets. {helped}", [scores(scored)]),
+            (f"The difference on {what}", say, [apart] if apart.rows else [])]
 
 def about_text(record: RunRecord) -> tuple:
     "The section on a run's text."
@@ -310,7 +309,7 @@ def about_machines(records: list[RunRecord]) -> tuple:
     columns = {name: {k: v for k, v in (r.environment | r.environment.get("versions", {})).items() if k != "versions"} for name, r in zip(names_of(records), records)}
     return "Environment", "The machine whose seconds these are.", [side_by_side(columns)]
 
-# %% ../nbs/13_records.ipynb #77ea3aa9
+# %% ../nbs/13_records.ipynb #f4b01e7e
 def sections(records: list[RunRecord]) -> list[tuple]:
     "The parts of a report: of each section its heading, what to see in it, and that."
     first, several, columns = records[0], len(records) > 1, lambda rows: side_by_side(dict(zip(names_of(records), map(rows, records))))
@@ -322,7 +321,7 @@ def sections(records: list[RunRecord]) -> list[tuple]:
         ("Loss", said, [curve_figure(records)]),
         ("Schedules", "What changed while the budget was spent.", [] if several else [schedule_figure(first)]),
         ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else share_figure(first)]),
-        *about_scores(records), about_samples(records), *([] if several else [about_text(first)]), about_machines(records),
+        *about_scores(records, False), *about_scores(records, True), about_samples(records), *([] if several else [about_text(first)]), about_machines(records),
         ("Recipe", f"Everything that decides the run; its key is {first.key[:12]}.", [] if several else [Folded(columns(decides).rows)])) if section[2]]
 
 # %% ../nbs/13_records.ipynb #cce91ec8

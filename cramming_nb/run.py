@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'is_claimed', 'claimed', 'corpus_of', 'corpus_read', 'pretrain_run', 'tasks_of',
-           'glue_run', 'add_results', 'masked_samples', 'finish', 'scores_of', 'summary', 'execute']
+           'glue_run', 'add_results', 'write_reports', 'masked_samples', 'finish', 'scores_of', 'summary', 'execute']
 
 # %% ../nbs/16_run.ipynb #bda82d3b
 import json, re
@@ -78,7 +78,7 @@ def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
             raise UserError(f"{run.folder}: the text of {run.source} has changed since this run began; put it back, or choose another --name")
         yield
 
-# %% ../nbs/16_run.ipynb #43b67efd
+# %% ../nbs/16_run.ipynb #71047ad4
 def corpus_of(run: Run, tasks: dict[str, TaskData] = {}) -> Corpus:
     "The corpus of a run, built or found; the sentences of the tasks' development sets are looked for in it."
     avoid = {s for task in tasks.values() for rows in task.dev.values() for row in rows for s in row[:2] if s}
@@ -120,8 +120,12 @@ def add_results(path: Path, results: list[dict]):
     record, name = RunRecord.read(path), lambda r: (r["task"], r["init"], r["seed"])
     merged = [*{name(r): {k: v for k, v in r.items() if k != "predictions"} for r in [*record.results, *results]}.values()]
     if merged == record.results: return
-    write_text(path.with_name("report.html"), report(record := replace(record, results=merged)))
+    write_reports([record := replace(record, results=merged)], path.with_name("report.html"), path.with_name("report.md"))
     write_text(path, record.to_json())
+
+def write_reports(records: list[RunRecord], *paths: Path):
+    "Write a report to each path: Markdown where it ends in .md, else a page."
+    for path in paths: write_text(path, report(*records, markdown=path.suffix == ".md"))
 
 # %% ../nbs/16_run.ipynb #17ff7a6b
 def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
@@ -133,7 +137,7 @@ def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
         if len(samples) == count: break
     return samples
 
-# %% ../nbs/16_run.ipynb #d41ca9ba
+# %% ../nbs/16_run.ipynb #4f00ee68
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write provenance, record, export and report."
     manifest, recipe = corpus.manifest, json.loads(json.dumps(asdict(run.recipe)))
@@ -144,7 +148,7 @@ def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> 
     export_model(run.folder / "checkpoints", corpus.tokenizer, run.recipe.architecture, record, run.folder / "export")
     model, tokenizer = load_model(run.folder / "export")
     record.samples = [dict(text=text, fills=fill_mask(model, tokenizer, text)[0]) for text in masked_samples(corpus)]
-    for name in ("report.html", "report.md"): write_text(run.folder / name, report(record, markdown=name.endswith("md")))
+    write_reports([record], run.folder / "report.html", run.folder / "report.md")
     write_text(run.folder / "record.json", record.to_json())
     return RunRecord.read(run.folder / "record.json")
 
