@@ -10,7 +10,7 @@ __all__ = ['PAPER_SCORES', 'BINARY', 'ENTAILS', 'THREE', 'TASKS', 'OFFICIAL', 'N
            'encoder_weights', 'prepare', 'call', 'finetune_job', 'evaluate', 'show', 'deviations', 'ScoreTable',
            'compare', 'write_submission']
 
-# %% ../nbs/11_glue.ipynb #cb1972bc
+# %% ../nbs/11_glue.ipynb #4ff57123
 import hashlib, json, math, multiprocessing, re, signal, time
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from tqdm import tqdm
 from .architecture import Architecture, Encoder, SequenceClassifier
 from .budget import UserError
 from .checkpoint import load_checkpoint, write_text
-from .hardware import Hardware
+from .hardware import Hardware, keep_memory
 from .optimizer import Optimizer, OptimizerConfig, evaluation_weights
 from .schedule import ScheduleConfig, lr_factor
 from .tasks import ARCHIVE, Folder, Hub, check_archive, write_archive
@@ -337,11 +337,12 @@ def encoder_weights(checkpoints: Path) -> dict | None:
     if not (found := load_checkpoint(checkpoints)): raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first")
     return {name.removeprefix("encoder."): t for name, t in evaluation_weights(found[0]).items() if name.startswith("encoder.")}
 
-# %% ../nbs/11_glue.ipynb #4049a86b
+# %% ../nbs/11_glue.ipynb #257d2da8
 SMALL, SHARED = ("rte", "mrpc", "stsb"), {}  # what starts from MNLI, if asked to; what all jobs of a worker have in common
 
 def prepare(work: Callable):
-    "Make a process ready to fine-tune: one thread, Ctrl-C left to the parent, and what all jobs need."
+    "Make a process ready to fine-tune: one thread, memory kept between steps, Ctrl-C left to the parent, and what all jobs need."
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     SHARED["work"] = work
@@ -406,7 +407,7 @@ def deviations(results: list[dict]) -> list[str]:
     notes = Counter(note for r in results for note in r.get("notes", ()))
     return said + [f"{note} in {n} of {sum(note.split(':')[0] in r['scores'] for r in results)} fine-tunings" for note, n in notes.items()]
 
-# %% ../nbs/11_glue.ipynb #a8f03c83
+# %% ../nbs/11_glue.ipynb #66311d68
 class ScoreTable:
     "Scores by task, the median over seeds, with and without pretraining. Where there are GLUE tasks, probes are left to a table of their own."
     def __init__(self, results: list[dict]):
@@ -414,7 +415,7 @@ class ScoreTable:
         self.columns = [c for c in found if c in OFFICIAL] or found
         self.results = [r for r in results if set(self.columns) & set(r["scores"])]
         self.inits = [i for i in ("random", "pretrained") if any(r["init"] == i for r in self.results)]
-        counted, even = [c for c in self.columns if c != "wnli"] or self.columns, lambda columns: dict.fromkeys(columns, 1 / len(columns))
+        counted, even = [c for c in self.columns if c != "wnli"] or self.columns, lambda columns: {c: 1 / len(columns) for c in columns}
         self.weights = dict(mean=even(counted))  # of the columns, in each mean
         if "cola" in counted and counted[1:]: self.weights["mean without CoLA"] = even([c for c in counted if c != "cola"])
         if {*NINE} <= {*self.columns}: self.weights["mean with MNLI counted once"] = {c: 1 / 8 / len(OFFICIAL[c].columns) for c in NINE}

@@ -73,6 +73,7 @@ class Hub:
         self.name, self.revision, *more = hub_spec(spec).values()
         if any(more): raise UserError(f"hub:{spec}: write hub:DATASET[@REVISION], such as hub:nyu-mll/glue; all of its tasks are read")
         if not os.path.isdir(self.name): self.revision = hub_revision(self.name, self.revision)
+        self.tasks = self.ask("get_dataset_config_names")
 
     def ask(self, what: str, *names, **options):
         "An answer of `datasets` on this dataset, or a line that says why there is none."
@@ -80,11 +81,12 @@ class Hub:
         try: return getattr(datasets, what)(self.name, *names, revision=self.revision, **options)
         except Exception as error: raise UserError(f"hub:{':'.join((self.name, *names))}: {(str(error).splitlines() or [type(error).__name__])[0]}; check the name and the network") from None
 
-    def has(self, task) -> bool: return task.name in self.ask("get_dataset_config_names")
+    def has(self, task) -> bool: return task.name in self.tasks
 
     def rows(self, task, split: str, labelled: bool = True) -> list[tuple]:
         what, found = f"hub:{self.name}/{task.name}:{split}", self.ask("load_dataset", task.name, split=split.replace("dev", "validation").replace("diagnostic", "test"), streaming=os.path.isdir(self.name))
         return rows_of(((f"{what}, row {number}", row) for number, row in enumerate(found, 1)), task, labelled, what)
+
 
 # The archive
 

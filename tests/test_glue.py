@@ -359,7 +359,7 @@ def test_submission(a_copy, glue):
         for p in (a_copy.folder / "glue").glob("rte-pretrained-*")
         if "predictions" in p.read_text()
     ]
-    chosen = sorted(results, key=lambda r: r["scores"]["rte"])[1]
+    chosen = sorted(results, key=lambda r: (r["scores"]["rte"], r["seed"]))[1]
     with zipfile.ZipFile(a_copy.folder / "glue" / "submission.zip") as archive:
         assert set(archive.namelist()) == {"RTE.tsv", "STS-B.tsv"}
         answers = [row.split("\t")[1] for row in archive.read("RTE.tsv").decode().splitlines()[1:]]

@@ -306,7 +306,7 @@ def test_glue_folder_on_a_pretrained_run(a_copy, glue):
     assert said.code == 0, said.err
     assert "3 of 9 GLUE numbers" in said.out
     assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", said.out, re.M)
-    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 6  # medians with ranges of two seeds
+    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 10  # three medians and two means, with intervals
 
 
 def test_run_with_a_glue_folder(a_copy, glue):
