@@ -245,7 +245,7 @@ def waves(groups: Tensor) -> Tensor:
 
 class FourierMixing(nn.Module):
     "The real part of a Fourier transform over tokens and features, in place of attention (Lee-Thorp et al. 2022)."
-    def __init__(self, arch: Architecture, kernel: str):
+    def __init__(self, arch: Architecture, kernel: str = "explicit"):
         super().__init__()
         cosine, sine = waves(torch.zeros(1, arch.hidden_size))[:, 0]
         self.register_buffer("features", torch.cat([cosine, -sine], 1), persistent=False)
@@ -381,7 +381,7 @@ def check(arch: Architecture):
 
 # %% ../nbs/05_architecture.ipynb #e8448030
 class MaskedLM(nn.Module):
-    "Logits [B, k, vocab] for the tokens at positions `at` [B, k]."
+    "Logits [B, k, vocab] for the tokens at positions `at` [B, k], or at all of them; `real` [B, S] is False at padding."
     def __init__(self, arch: Architecture, kernel: str = "explicit"):
         super().__init__()
         self.encoder = Encoder(arch, kernel)
@@ -391,10 +391,11 @@ class MaskedLM(nn.Module):
         self.decoder = None if arch.tie_embeddings else nn.Parameter(torch.empty_like(self.encoder.embedding.weight).normal_(std=arch.init_std))
         for part in (self.transform, self.narrow): initialise(part, arch)
 
-    def forward(self, ids: Tensor, at: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, at: Tensor | None = None, real: Tensor | None = None) -> Tensor:
         arch = self.encoder.arch
         documents = documents_of(ids) if arch.document_attention else None
-        hidden = self.encoder(ids, at, None, documents) if arch.sparse_prediction else take(self.encoder(ids, None, None, documents), at)
+        if documents is not None and real is not None: documents = documents.masked_fill(~real, -1)
+        hidden = self.encoder(ids, at, real, documents) if arch.sparse_prediction else take(self.encoder(ids, None, real, documents), at)
         return F.linear(self.narrow(self.transform(hidden)), self.encoder.embedding.weight if self.decoder is None else self.decoder, self.bias)
 
 # %% ../nbs/05_architecture.ipynb #e1455aa1

@@ -6,13 +6,13 @@
 __all__ = ['COMMANDS', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'Recipes', 'Bench', 'Lab',
            'parse', 'main']
 
-# %% ../nbs/18_cli.ipynb #3725b910
+# %% ../nbs/18_cli.ipynb #61450b3a
 import contextlib, io, json, os, re, signal, sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 from .budget import UserError
@@ -55,18 +55,19 @@ class Pretrain:
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
-# %% ../nbs/18_cli.ipynb #62db0e33
+# %% ../nbs/18_cli.ipynb #0fe997b1
 @dataclass
 class RunAll(Pretrain):
     "Everything: text, tokenizer, corpus, pretraining, fine-tuning on GLUE or probes, report. Resumes; a finished run prints its table."
-    glue_dir: Path | None = None  # a folder of GLUE tasks (CoLA/train.jsonl, …); without it, probe tasks are made from the text
-    finetune_seeds: int = 1       # fine-tuning runs a task (paper, section 5: the median of 5)
+    glue_dir: str | None = None  # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks are made from the text
+    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
+    probes: bool = False         # probe tasks, too, beside those of --glue-dir
 
     def main(self):
         from dataclasses import replace
         from cramming_nb.run import execute, summary
         if int(os.environ.get("WORLD_SIZE", 1)) > 1: raise UserError("cram run is for one process; pretrain with `torchrun ... -m cramming_nb.cli pretrain`, and then `cram run` with the same options does the rest")
-        run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds)
+        run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
         print(summary(execute(run), run.folder))
 
 # %% ../nbs/18_cli.ipynb #69b8c486
@@ -91,7 +92,7 @@ class Data:
         draw(corpus).savefig(picture := corpus.folder / "inspect.png", dpi=120)
         print("", f"the picture is {picture}", sep="\n")
 
-# %% ../nbs/18_cli.ipynb #0dd72085
+# %% ../nbs/18_cli.ipynb #85785cd4
 @dataclass
 class OnRun:
     run: Positional[Path]  # a run's name under runs/, or its folder
@@ -105,34 +106,65 @@ class OnRun:
 
     def record(self):
         from cramming_nb.records import RunRecord
+        if self.run.is_file(): return RunRecord.read(self.run)
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
-# %% ../nbs/18_cli.ipynb #dddf0471
+# %% ../nbs/18_cli.ipynb #643ee847
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
-    glue_dir: Path | None = None   # a folder of GLUE tasks; without it, probe tasks
-    finetune_seeds: int = 1        # fine-tuning runs a task (paper, section 5: the median of 5)
+    glue_dir: str | None = None    # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks
+    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
+    protocol: str = ""             # rules (the paper's), reference, mnli-first or bert-base; default: the recipe's own
+    tasks: tuple[str, ...] = ()    # only these of the tasks, such as cola rte; wnli is done only if named
+    probes: bool = False           # probe tasks, too, beside those of --glue-dir
+    baseline: bool = True          # the same from random weights
+    submission: bool = False       # also answer the test sets, and write glue/submission.zip for the benchmark's server
     data_dir: Path | None = None   # where corpora are kept; default: the user's cache folder
 
     def main(self):
-        from cramming_nb.glue import ScoreTable
-        from cramming_nb.run import claimed, corpus_of, glue_run, load_run
-        run = load_run(self.folder, self.data_dir, self.glue_dir, self.finetune_seeds)
-        with claimed(run, corpus := corpus_of(run)): table = ScoreTable(glue_run(run, corpus))
-        print(table._repr_markdown_(), table.coverage(), sep="\n\n")
+        from cramming_nb.glue import load_glue, write_submission
+        from cramming_nb.run import claimed, corpus_read, glue_run, load_run, scores_of, tasks_of
+        if (self.tasks or self.submission) and not self.glue_dir: raise UserError("--tasks and --submission need GLUE tasks; name their folder with --glue-dir")
+        run = load_run(self.folder, self.data_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
+        glue = load_glue(self.glue_dir, self.tasks, self.submission) if self.glue_dir else {}
+        with claimed(run, corpus := corpus_read(run)):
+            results = glue_run(run, corpus, tasks_of(run, corpus, glue), self.protocol, self.baseline)
+            print(*scores_of(results), sep="\n\n")
+            if not self.submission: return
+            for line in (wrong := write_submission(results, archive := run.folder / "glue" / "submission.zip")): print(f"- {line}")
+            print(f"{archive} is written" + ("; the server will refuse it for the above" if wrong else ", and in order"))
 
-# %% ../nbs/18_cli.ipynb #51bf5978
+# %% ../nbs/18_cli.ipynb #31da0a14
 @dataclass
-class Report(OnRun):
-    "Write a finished run's report.html again, from its record."
+class Report:
+    "Write the report of a finished run, or of several side by side, as a page and as plain text."
+    runs: Positional[tuple[Path, ...]]  # names of runs under runs/, their folders, or record files
+    to: Path | None = None              # the one file to write, .html or .md; default: report.html and report.md, of one run in its folder, else here
+    markdown: bool = False              # print the report as Markdown, and write nothing
+
     def main(self):
-        from cramming_nb.checkpoint import write_text
         from cramming_nb.records import report
-        from cramming_nb.run import summary
-        write_text(self.folder / "report.html", report(record := self.record()))
-        print(summary(record, self.folder))
+        from cramming_nb.run import summary, write_reports
+        if self.to and self.to.suffix not in (".html", ".md"): raise UserError(f"--to {self.to}: name a file that ends in .html or .md")
+        found = self.records()
+        if self.markdown: return print(report(*found.values(), markdown=True), end="")
+        folder = Path() if len(found) > 1 or next(iter(found)).is_file() else OnRun(next(iter(found))).folder
+        paths = [self.to] if self.to else [folder / "report.html", folder / "report.md"]
+        write_reports(list(found.values()), *paths)
+        print(*map(summary, found.values()), f"report: {', '.join(map(str, paths))}", sep="\n\n")
+
+    def records(self) -> dict:
+        "The good records among those asked for; the others are named, and left out."
+        found = {}
+        for run in self.runs:
+            try: found[run] = OnRun(run).record()
+            except UserError as error:
+                if len(self.runs) == 1: raise
+                print(f"cram: left out: {error}", file=sys.stderr)
+        if not found: raise UserError("no good record to report; name finished runs, or files such as runs/NAME/record.json")
+        return found
 
 # %% ../nbs/18_cli.ipynb #e9dce421
 @dataclass
@@ -147,17 +179,32 @@ class Export(OnRun):
         run, record = load_run(self.folder, self.data_dir), self.record()
         print(export_model(run.folder / "checkpoints", corpus_of(run).tokenizer, run.recipe.architecture, record, self.to or run.folder / "export"))
 
-# %% ../nbs/18_cli.ipynb #ce276664
+# %% ../nbs/18_cli.ipynb #2a75ae60
 @dataclass
 class Predict(OnRun):
-    "Fill in the [MASK]s of a text with a finished run's model."
-    text: Positional[str]  # a text with one or more [MASK]
-    top: int = 5           # guesses a mask
+    "Fill in the [MASK]s of texts with the model of a run, or of an exported folder."
+    texts: Positional[tuple[str, ...]] = ()  # each with one or more [MASK]; without any, the lines of standard input
+    top: int = 5                             # guesses a mask
+    data_dir: Path | None = None             # where corpora are kept; default: the user's cache folder
+
+    def model(self):
+        "The model and its tokenizer: exported, or as the last checkpoint has it."
+        from cramming_nb.export import load_checkpointed, load_model
+        from cramming_nb.run import corpus_of, load_run
+        if (self.run / "config.json").is_file(): return load_model(self.run)
+        if (self.folder / "export").exists(): return load_model(self.folder / "export")
+        run = load_run(self.folder, self.data_dir)
+        return load_checkpointed(run.folder / "checkpoints", run.recipe.architecture), corpus_of(run).tokenizer
 
     def main(self):
-        from cramming_nb.export import fill_mask, load_model
-        for fills in fill_mask(*load_model(self.folder / "export"), self.text, self.top):
-            print("  ".join(f"{word} {chance:.1%}" for word, chance in fills))
+        from cramming_nb.export import fill_mask
+        if not self.texts and sys.stdin.isatty(): raise UserError("no text; give one with a [MASK], or several, or lines on standard input")
+        model, tokenizer = self.model()
+        found = [(text, fill_mask(model, tokenizer, text, self.top)) for text in self.texts or filter(str.strip, sys.stdin.read().splitlines())]
+        for text, masks in found:
+            for number, fills in enumerate(masks, 1):
+                print(text if len(masks) == 1 else f"{text}  (mask {number} of {len(masks)})")
+                for word, chance in fills: print(f"  {word:{max(len(w) for w, _ in fills)}} {chance:6.1%}  {'█' * round(40 * chance)}".rstrip())
 
 # %% ../nbs/18_cli.ipynb #b45ea55e
 @dataclass

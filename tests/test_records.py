@@ -1,13 +1,17 @@
 """Records outlive the version that wrote them: an old one is read, a wrong one refused, a key says what was run."""
 
 import copy
+import html
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cramming_nb.budget import UserError
-from cramming_nb.records import RunRecord, record_key, report, validate
+from cramming_nb.glue import NINE
+from cramming_nb.records import RunRecord, differences, plain, record_key, report, score_differences, scores, validate
 
 STORED = Path(__file__).parent / "data" / "record-v1.json"  # 20 seconds of `pocket`, by version 0.1.0
 STORED_KEY = "b8f44ca3410e6dc6ec2fa4df976e815c867ab60e69ea40d00df840263fc73229"
@@ -123,3 +127,67 @@ def test_key_stays_with_what_does_not(change, data):
     change(other)
     assert key(other) == key(data)
     assert validate(other).key == data["key"]
+
+
+def other(data: dict) -> RunRecord:
+    """The same run as another recipe, with a larger rate and better scores."""
+    changed = copy.deepcopy(data)
+    changed["recipe"]["optimizer"]["lr"] *= 2
+    changed["recipe"]["name"] = "other"
+    changed["key"] = key(changed)
+    for result in changed["results"]:
+        result["scores"] = {column: score + 0.05 for column, score in result["scores"].items()}
+    return validate(changed)
+
+
+def test_report_of_two_says_what_differs_and_by_how_much(data):
+    one, two = RunRecord.read(STORED), other(data)
+    assert [(row[0], row[2] / row[1]) for row in differences([one, two]).rows] == [("optimizer.lr", 2)]
+    found = {name: change for name, change in score_differences([one, two]).rows}
+    assert set(found) == {*(c for r in data["results"] for c in r["scores"]), "mean"}
+    assert all(change.startswith("+5.0") for change in found.values())
+    text = report(one, two, markdown=True)
+    assert "| optimizer.lr |" in text and "+5.0" in text and "## What differs" in text
+    assert report(one, two).count("<img ") == 2  # curves in one figure, and shares
+
+
+def test_report_of_three_and_of_the_same_run_twice(data):
+    one, two = RunRecord.read(STORED), other(data)
+    assert len(differences([one, two, one]).head) == 4
+    assert differences([one, one]).rows == []
+    assert "What differs" not in report(one, one) and "beside" in report(one, one)
+
+
+def glue(data: dict, columns: tuple) -> RunRecord:
+    """The record with made-up scores in these columns."""
+    results = [
+        dict(task=c, init=init, seed=0, scores={c: score}, intervals={c: [score - 0.1, score + 0.1]})
+        for c in columns
+        for init, score in (("random", 0.3), ("pretrained", 0.6))
+    ]
+    return replace(validate(data), results=results)
+
+
+def test_papers_rows_stand_beside_glue_only(data):
+    five = ("sst2", "stsb", "rte", "mrpc", "cola")
+    rows = {row[0]: row[1:] for row in scores([glue(data, five)]).rows}
+    assert scores([glue(data, five)]).head[-4:] == tuple(
+        f"{name} (paper)" for name in ("no pretraining", "crammed v1", "crammed v2", "BERT-base")
+    )
+    assert rows["rte"][-4:] == ("47.3", "53.8", "58.5", "59.2")
+    assert rows["mean of these 5"][-1] == f"{(91.9 + 86.7 + 59.2 + 89.3 + 56.5) / 5:.1f}"
+    assert "5 of 9" in report(glue(data, five), markdown=True)
+    nine = {row[0]: row[1:] for row in scores([glue(data, NINE)]).rows}
+    assert nine["mean"][-3:] == ("78.6", "80.7", "80.9")
+    for columns in (("order", "source"), ("order", "nothing")):
+        assert "(paper)" not in report(glue(data, columns)) + report(glue(data, columns), markdown=True)
+
+
+def test_numbers_of_the_page_are_those_of_the_markdown(data):
+    """One way of drawing: each row of each table is in both."""
+    page, text = report(validate(data)), report(validate(data), markdown=True)
+    rows = re.findall(r"<tr>((?:<td[^>]*>.*?</td>)+)</tr>", page)
+    assert len(rows) > 20
+    for row in rows:
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
+        assert "| " + " | ".join(plain(html.unescape(cell)) for cell in cells) + " |" in text

@@ -1,18 +1,20 @@
 """The whole job on a tiny text: what a run leaves, and what the other commands make of it."""
 
+import io
 import json
 import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pypandoc
 import pytest
 from conftest import command, contents, hidden, lines, write_jsonl
 
 from cramming_nb.records import RunRecord, report
 from cramming_nb.training import read_log
 
-FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html"]
+FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html", "report.md"]
 PROBES = {"order", "source", "adjacent", "relation", "overlap"}
 
 
@@ -125,21 +127,41 @@ def test_report_needs_no_other_file(finished):
     assert "probe tasks, not GLUE" in page.text
 
 
-def test_report_escapes(record):
-    evil = "<script>alert('&amp;')</script>"
-    record = replace(
+EVIL = "<script>alert('&amp;')</script> | **b** [x](javascript:y)\n# z"
+
+
+def evil(record: RunRecord, text: str = EVIL) -> RunRecord:
+    """A record in which all that may come from outside is `text`."""
+    return replace(
         record,
-        budget=evil,
-        recipe=record.recipe | dict(name=evil),
-        environment=record.environment | {evil: evil},
-        provenance=record.provenance | dict(rules=evil),
-        samples=[dict(text=evil, fills=[(evil, 0.5)])],
-        results=[r | dict(scores={evil: 0.5}, intervals={evil: [0.4, 0.6]}) for r in record.results],
-        corpus=record.corpus | dict(stages=[dict(stage=evil, documents=1, characters=1)]),
+        budget=text,
+        recipe=record.recipe | dict(name=text),
+        environment=record.environment | {text: text},
+        provenance=record.provenance | dict(rules=text),
+        samples=[dict(text=text, fills=[(text, 0.5)])],
+        results=[r | dict(scores={text: 0.5}, intervals={text: [0.4, 0.6]}) for r in record.results],
+        corpus=record.corpus | dict(stages=[dict(stage=text, documents=1, characters=1)]),
     )
-    page = Page(report(record))
-    assert "script" not in {tag for tag, _ in page.tags}
-    assert page.text.count(evil) >= 8
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_report_escapes(count, record):
+    records = [evil(record), replace(evil(record), seed=7)][:count]
+    page = Page(report(*records))
+    assert {"script", "a", "b"} & {tag for tag, _ in page.tags} <= ({"b"} if count == 1 else set())  # cards are bold
+    assert page.text.count("<script>alert('&amp;')</script>") >= 8
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_markdown_report_escapes(count, record):
+    text = report(*[evil(record), replace(evil(record), seed=7)][:count], markdown=True)
+    shown = pypandoc.convert_text(text, "html", format="gfm", extra_args=["--wrap=none"])
+    page = Page(shown)
+    assert page.open == [] and not {"script", "a", "img"} & {tag for tag, _ in page.tags}
+    assert page.text.count("<script>alert('&amp;')</script> | **b** [x](javascript:y) # z") >= 8
+    assert [tag for tag, _ in page.tags].count("h1") == 1
+    heads = re.findall(r"<h2>(.*?)</h2>", report(*[record] * count))
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", shown) == heads
 
 
 def test_same_command_again_changes_nothing(finished):
@@ -188,13 +210,47 @@ def test_pretrain_on_a_finished_run_only_reads_it(finished, record):
     assert contents(finished.home) == before
 
 
+def guesses(out: str) -> list[list[tuple[str, float]]]:
+    """What `cram predict` printed: for each mask the words and their chances."""
+    masks = []
+    for line in out.splitlines():
+        if found := re.fullmatch(r"  (\S+) +([\d.]+)%( +█+)?", line):
+            masks[-1].append((found[1], float(found[2])))
+        else:
+            masks.append([])
+    return masks
+
+
+TWO = "The [MASK] keeps the [MASK]."
+
+
 def test_predict(finished):
-    said = finished.command("predict", "first", "The [MASK] keeps the [MASK].", "--top", "3")
-    guesses = [re.findall(r"(\S+) ([\d.]+)%", line) for line in said.out.splitlines()]
-    assert said.code == 0 and [len(line) for line in guesses] == [3, 3]
-    for line in guesses:
-        chances = [float(chance) for _, chance in line]
+    said = finished.command("predict", "first", TWO, "--top", "3")
+    assert said.code == 0 and [len(mask) for mask in guesses(said.out)] == [3, 3]
+    assert f"{TWO}  (mask 2 of 2)" in said.out.splitlines()
+    for mask in guesses(said.out):
+        chances = [chance for _, chance in mask]
         assert chances == sorted(chances, reverse=True) and sum(chances) <= 100.1
+
+
+def test_predict_by_folder_by_export_and_by_checkpoint_is_the_same(a_copy):
+    found = [a_copy.command("predict", name, TWO) for name in ("first", "runs/first", "runs/first/export")]
+    shutil.rmtree(a_copy.folder / "export")
+    found.append(a_copy.command("predict", "first", TWO))
+    assert [(said.code, said.out) for said in found] == [(0, found[0].out)] * 4
+    shutil.rmtree(a_copy.folder / "checkpoints")
+    said = a_copy.command("predict", "first", TWO)
+    assert (said.code, len(lines(said.err))) == (2, 1) and "no checkpoint yet; run `cram pretrain`" in said.err
+
+
+def test_predict_several_texts_or_lines(finished, monkeypatch):
+    texts = [TWO, "The old [MASK]."]
+    said = finished.command("predict", "first", *texts)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([texts[0], "", texts[1]])))
+    assert said.code == 0 and len(guesses(said.out)) == 3
+    assert finished.command("predict", "first").out == said.out
+    said = finished.command("predict", "first", *texts, "nothing to fill")
+    assert (said.code, said.out, len(lines(said.err))) == (2, "", 1) and "nothing to fill" in said.err
 
 
 def test_export_again(a_copy):
@@ -208,11 +264,34 @@ def test_export_again(a_copy):
 
 
 def test_report_again(a_copy):
-    before = (a_copy.folder / "report.html").read_text()
-    (a_copy.folder / "report.html").unlink()
+    before = {name: (a_copy.folder / name).read_text() for name in ("report.html", "report.md")}
+    for name in before:
+        (a_copy.folder / name).unlink()
     said = a_copy.command("report", "runs/first")  # a folder will do for a name
     assert said.code == 0 and "report.html" in said.out
-    assert Page((a_copy.folder / "report.html").read_text()).text == Page(before).text
+    assert Page((a_copy.folder / "report.html").read_text()).text == Page(before["report.html"]).text
+    assert (a_copy.folder / "report.md").read_text() == before["report.md"]
+    said = a_copy.command("report", "first", "--markdown")
+    assert (said.code, said.out) == (0, before["report.md"])
+
+
+def test_report_of_several(a_copy):
+    there = contents(a_copy.home)
+    shutil.copy(a_copy.folder / "record.json", a_copy.home / "other.json")
+    (a_copy.home / "bad.json").write_text((a_copy.folder / "record.json").read_text()[:999])
+    said = a_copy.command("report", "first", "other.json", "bad.json", "nosuch")
+    assert said.code == 0 and [line.startswith("cram: left out: ") for line in lines(said.err)] == [True, True]
+    assert "bad.json" in lines(said.err)[0] and "nosuch" in lines(said.err)[1]
+    assert {name: text for name, text in contents(a_copy.home).items() if name in there} == there
+    page = Page((a_copy.home / "report.html").read_text())
+    assert page.open == [] and page.text.count("20ktok") >= 4
+    assert (a_copy.home / "report.md").read_text().startswith("# 1: tiny, 20ktok, seed 0 beside 2: tiny, 20ktok")
+    said = a_copy.command("report", "first", "other.json", "--to", "mine.md")
+    assert said.code == 0 and (a_copy.home / "mine.md").read_text() == (a_copy.home / "report.md").read_text()
+    for argv in (["bad.json"], ["bad.json", "nosuch"], ["first", "--to", "mine.pdf"], []):
+        said = a_copy.command("report", *argv)
+        assert said.code == 2 and all(line.startswith("cram: ") for line in lines(said.err)), argv
+        assert len(lines(said.err)) == (3 if len(argv) == 2 and "first" not in argv else 1)
 
 
 def test_glue_on_probes_finds_what_is_there(finished):
@@ -227,7 +306,7 @@ def test_glue_folder_on_a_pretrained_run(a_copy, glue):
     assert said.code == 0, said.err
     assert "3 of 9 GLUE numbers" in said.out
     assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", said.out, re.M)
-    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 6  # medians with ranges of two seeds
+    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 10  # three medians and two means, with intervals
 
 
 def test_run_with_a_glue_folder(a_copy, glue):

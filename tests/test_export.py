@@ -1,0 +1,284 @@
+"""What is exported loads elsewhere: by stock classes where they fit, else by `Auto` classes after `import cramming_nb`."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import command
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from cramming_nb.architecture import Architecture, MaskedLM
+from cramming_nb.budget import UserError
+from cramming_nb.export import fill_mask, load_model, model_card, stock_class, write_model
+from cramming_nb.records import RunRecord
+from cramming_nb.tokenizer import MASK, train_tokenizer
+
+WORDS = "the old garden follows a quiet river and nobody paints the bridge".split()
+SMALL = dict(vocab_size=64, max_length=32, hidden_size=32, num_layers=2, num_heads=2, ffn_size=64, classifier_size=32)
+BERT = dict(
+    activation="gelu", position="learned", norm_placement="post", final_norm=False, qkv_bias=True, linear_bias=True
+) | dict(decoder_bias=True, head_transform="bert", pooling="first")
+MODERN = dict(position="rotary", first_norm=False, head_transform="bert")
+ARCHITECTURES = {
+    "bert": Architecture(**SMALL, **BERT),
+    "bert without sparse prediction": Architecture(**SMALL, **BERT, sparse_prediction=False),
+    "modern": Architecture(**SMALL, **MODERN),
+    "modern with biases": Architecture(
+        **SMALL, **MODERN, qkv_bias=True, linear_bias=True, decoder_bias=True, activation="silu_glu", pooling="first"
+    ),
+    "crammed": Architecture(**SMALL),
+    "pocket": Architecture(**SMALL, activation="gelu", position="rotary", neighbor_mixing=2),
+    "documents": Architecture(**SMALL, document_attention=True, block_mixing=1, qk_norm=True),
+    "fourier": Architecture(**SMALL, token_mixing="fourier", norm="rms_norm"),
+    "untied": Architecture(**SMALL, tie_embeddings=False, embedding_size=16, head_transform="linear"),
+    "sandwich": Architecture(**SMALL, norm_placement="sandwich", position="sinusoidal", embedding_norm=False),
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer([" ".join(WORDS[i % 5 :]) + "." for i in range(50)], vocab_size=64)
+
+
+def model(arch: Architecture) -> MaskedLM:
+    """A model with no weight as it was drawn, so that no bias is zero and no norm is one."""
+    torch.manual_seed(0)
+    made = MaskedLM(arch)
+    for weight in made.parameters():
+        weight.data.add_(0.1 * torch.randn_like(weight))
+    return made.eval()
+
+
+@pytest.fixture(scope="session")
+def exported(tokenizer, tmp_path_factory):
+    """Makes the folder of an exported model with random weights."""
+
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("exported")
+        write_model(model(ARCHITECTURES[name]).state_dict(), tokenizer, ARCHITECTURES[name], "", folder)
+        return folder
+
+    return make
+
+
+def padded(lengths: tuple = (32, 20, 3)) -> dict:
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    dice = torch.Generator().manual_seed(1)
+    return dict(
+        input_ids=torch.randint(3, 64, real.shape, generator=dice).masked_fill(~real, 0), attention_mask=real.long()
+    )
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_logits_are_ours(name, exported):
+    folder, batch = exported(name), padded()
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    kind = stock_class(ARCHITECTURES[name])
+    assert type(theirs).__name__ == (kind or "CrammingForMaskedLM")
+    assert (kind is None) == (type(theirs).__module__.split(".")[0] == "cramming_nb")
+    real = batch["attention_mask"].bool()
+    ours = model(ARCHITECTURES[name])(batch["input_ids"], real=real)
+    assert (ours - theirs(**batch).logits)[real].abs().max() < 1e-4
+    assert (ours - load_model(folder)[0](batch["input_ids"], real=real))[real].abs().max() < 1e-4
+    whole = model(ARCHITECTURES[name])(batch["input_ids"][:1])  # without a mask, and without padding
+    assert (whole - theirs(input_ids=batch["input_ids"][:1]).logits).abs().max() < 1e-4
+    alone = theirs(input_ids=batch["input_ids"][2:, :3]).logits  # what stands in the padding changes nothing
+    assert (alone - theirs(**batch).logits[2:, :3]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["bert", "modern", "crammed"])
+def test_pipeline_fills_masks_as_we_do(name, exported):
+    folder = exported(name)
+    pipe = transformers.pipeline("fill-mask", model=str(folder))
+    found = pipe("the old [MASK] follows", top_k=3)
+    ours, tokenizer = load_model(folder)
+    ids = torch.tensor([tokenizer.encode("the old [MASK] follows").ids])  # as the pipeline frames it
+    with torch.no_grad():
+        chances, pieces = ours(ids)[0][ids[0] == MASK][0].softmax(-1).topk(3)
+    assert [guess["token"] for guess in found] == pieces.tolist()
+    assert [guess["score"] for guess in found] == pytest.approx(chances.tolist(), abs=1e-5)
+    both = pipe(["the old [MASK] follows", "a [MASK]"], batch_size=2, top_k=3)
+    assert [guess["token"] for guess in both[0]] == pieces.tolist()
+    assert len(fill_mask(ours, tokenizer, "the [MASK] and [MASK]", 2)) == 2
+
+
+@pytest.mark.parametrize("name", ["bert", "modern", "crammed", "pocket"])
+def test_other_tasks_learn_from_the_folder(name, exported, tmp_path):
+    """A few steps each, by nothing but transformers; and what was learned is saved and loaded by it."""
+    folder, batch = exported(name), padded((12, 12, 5, 9))
+    labels = torch.tensor([0, 1, 1, 0])
+    tasks = {
+        "SequenceClassification": (dict(num_labels=2), dict(labels=labels)),
+        "TokenClassification": (dict(num_labels=3), dict(labels=batch["input_ids"] % 3)),
+        "QuestionAnswering": ({}, dict(start_positions=labels, end_positions=labels + 2)),
+    }
+    for task, (options, wanted) in tasks.items():
+        auto = getattr(transformers, f"AutoModelFor{task}")
+        torch.manual_seed(0)
+        tuned = auto.from_pretrained(folder, **options).train()
+        key = next(k for k in tuned.state_dict() if "embedding" in k and k.endswith("weight"))
+        before = tuned.state_dict()[key].clone()
+        optimizer = torch.optim.AdamW(tuned.parameters(), 5e-3)
+        losses = []
+        for _ in range(15):
+            losses.append(tuned(**batch, **wanted).loss)
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert losses[-1] < 0.8 * losses[0], task
+        assert not torch.equal(before, tuned.state_dict()[key]), task
+        tuned.eval().save_pretrained(tmp_path / task)
+        again = auto.from_pretrained(tmp_path / task).eval()
+        with torch.no_grad():
+            first, second = (one(**batch)[0] for one in (tuned, again))
+        assert torch.allclose(first, second, atol=1e-5), task
+
+
+def test_encoder_alone(exported):
+    folder, batch = exported("crammed"), padded()
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    ours, real = model(ARCHITECTURES["crammed"]).encoder, batch["attention_mask"].bool()
+    with torch.no_grad():
+        gap = theirs(**batch).last_hidden_state - ours(batch["input_ids"], real=real)
+    assert gap[real].abs().max() < 1e-5
+    assert theirs.get_input_embeddings().weight.shape == (64, 32)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
+def test_model_that_transformers_saved_is_read(kind, exported, tokenizer, tmp_path):
+    """Also one that uses token types, and one in half the precision."""
+    config = transformers.AutoConfig.from_pretrained(exported("bert" if kind == "Bert" else "modern"))
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    batch = padded()
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], real=real)
+    assert gap[real].abs().max() < 1e-4
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert {weight.dtype for weight in load_model(tmp_path)[0].parameters()} == {torch.float32}
+
+
+def test_configuration_of_ours_goes_round(exported, tmp_path):
+    config = transformers.AutoConfig.from_pretrained(exported("documents"))
+    config.save_pretrained(tmp_path)
+    again = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert Architecture(**again.architecture) == ARCHITECTURES["documents"]
+    assert (again.hidden_size, again.num_hidden_layers, again.pad_token_id) == (32, 2, 0)
+    fresh = transformers.AutoModelForMaskedLM.from_config(again)
+    assert fresh.model.encoder.mixing is not None and fresh.num_parameters() == sum(
+        p.numel() for p in MaskedLM(ARCHITECTURES["documents"]).parameters()
+    )
+
+
+BOTH_ORDERS = {
+    "ours first": "import cramming_nb, transformers",
+    "theirs first": "import transformers, cramming_nb",
+    "theirs used first": "from transformers import AutoConfig, AutoModelForMaskedLM, pipeline; import cramming_nb, transformers",
+    "a submodule first": "from cramming_nb.budget import Budget; import transformers",
+}
+
+
+@pytest.mark.parametrize("imports", BOTH_ORDERS.values(), ids=BOTH_ORDERS)
+def test_either_import_order(imports, exported):
+    code = f"""{imports}
+folder = {str(exported("crammed"))!r}
+said = [type(transformers.AutoTokenizer.from_pretrained(folder)("the [MASK]")["input_ids"]).__name__]
+said.append(type(transformers.AutoConfig.from_pretrained(folder)).__name__)
+for use in ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"):
+    said.append(type(getattr(transformers, "AutoModelFor" + use).from_pretrained(folder)).__name__)
+said.append(transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])
+print(*said)"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    uses = "MaskedLM SequenceClassification TokenClassification QuestionAnswering".split()
+    assert said.stdout.split()[:6] == ["list", "CrammingConfig", *(f"CrammingFor{use}" for use in uses)]
+    assert "trust_remote_code" not in said.stderr
+
+
+def test_import_loads_nothing(tmp_path):
+    said = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import cramming_nb"], capture_output=True, text=True
+    )
+    loaded = {line.split("|")[-1].strip() for line in said.stderr.splitlines()}
+    (spent,) = [line.split("|")[1] for line in said.stderr.splitlines() if line.endswith(" cramming_nb")]
+    assert not {name for name in loaded if name.split(".")[0] in ("torch", "transformers", "numpy")}
+    assert int(spent) < 1_000_000  # microseconds
+
+
+def test_stock_folder_needs_nothing_of_ours(exported):
+    code = f"""import sys, transformers
+for folder in {[str(exported(name)) for name in ("bert", "modern")]!r}:
+    print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__, transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])
+print("cramming_nb" in sys.modules)"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    rows = said.stdout.split("\n")
+    assert [row.split()[0] for row in rows[:3]] == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
+
+
+DAMAGE = {
+    "no configuration": lambda f: (f / "config.json").unlink(),
+    "no type": lambda f: (f / "config.json").write_text("{}"),
+    "another type": lambda f: (f / "config.json").write_text('{"model_type": "t5"}'),
+    "no object": lambda f: (f / "config.json").write_text("[]"),
+    "another width": lambda f: (f / "config.json").write_text(
+        json.dumps(json.loads((f / "config.json").read_text()) | dict(hidden_size=64, architecture={}))
+    ),
+    "no weights": lambda f: (f / "model.safetensors").unlink(),
+    "weights cut": lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:99]),
+    "weights of something else": lambda f: save_file({"a": torch.zeros(2)}, f / "model.safetensors"),
+    "no tokenizer": lambda f: (f / "tokenizer.json").unlink(),
+    "tokenizer cut": lambda f: (f / "tokenizer.json").write_text('{"version": "1.0", '),
+}
+
+
+@pytest.mark.parametrize("name", ["modern", "crammed"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_folder_is_refused_in_one_line(damage, name, exported):
+    folder = exported(name)
+    damage(folder)
+    with pytest.raises(UserError, match="no exported model") as error:
+        load_model(folder)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_card_fits_the_kind_and_says_the_rules():
+    record = RunRecord.read(Path(__file__).parent / "data" / "record-v1.json")
+    ours, stock = (model_card(record, 5, kind) for kind in (None, "BertForMaskedLM"))
+    assert "import cramming_nb" in ours and "cramming_nb" not in stock.split("## Use")[1]
+    for card in (ours, stock):
+        assert "| rules | Rules |" in card and 'pipeline("fill-mask"' in card and record.key in card
+    opened = replace(record, provenance=dict(rules="Open", breaches=["a pretrained filter"]))
+    assert "| rules | Open; a pretrained filter |" in model_card(opened, 5, None)
+
+
+def test_snippet_of_the_card_runs(finished):
+    """The card of a run, as its reader would use it."""
+    card = (finished.folder / "export" / "README.md").read_text()
+    for snippet in re.findall(r"```python\n(.*?)```", card, re.S):
+        code = snippet.replace("THIS FOLDER", str(finished.folder / "export"))
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert said.returncode == 0, said.stderr
+
+
+def test_run_of_a_stock_recipe(tiny, tmp_path):
+    """A run whose recipe is BERT's is exported as BERT, reports what it fills in, and predicts."""
+    changes = [f"architecture.{key}={json.dumps(value)}" for key, value in BERT.items()]
+    argv = ["run", *tiny.options("2ktok"), "--name", "first", "--set", *changes]
+    said = command(*argv, cwd=tmp_path, cache=tiny.cache)
+    folder = tmp_path / "runs" / "first" / "export"
+    assert said.code == 0, said.err
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__ == "BertForMaskedLM"
+    assert command("predict", "first", "the old [MASK]", cwd=tmp_path).code == 0
