@@ -89,7 +89,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #a08bfc60
+# %% ../nbs/10_training.ipynb #fc2a8789
 class Learner:
     "A model, its optimiser and a corpus: what rows cost."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -99,7 +99,7 @@ class Learner:
         self.corpus, self.architecture, self.objective, self.schedule, self.training = corpus, architecture, objective, schedule, training
         self.hardware, self.seed, self.compiled, self.lr, self.length, self.group = hardware, seed, compiled, optimizer.lr, corpus.rows.shape[1], group or Group()
         self.model = MaskedLM(architecture, hardware.attention).to(hardware.device, hardware.dtype).train(training.dropout)
-        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
+        self.forward = torch.compile(self.cost, dynamic=False) if compiled else self.cost
         self.optimizer = Optimizer(self.model, optimizer)
         self.micro_batch_size = min(training.micro_batch_size, math.ceil(schedule.batch_size / self.group.size))
         self.scale = schedule.batch_size * num_predicted(objective, self.length)  # keeps gradients near their mean; any constant would do
@@ -122,7 +122,11 @@ class Learner:
         ids, rows, epochs = (to_device(np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x, self.hardware.device) for x in (ids, rows, epochs))
         masked, at, labels, weights = mask_rows(*cut_rows(ids, rows, epochs, length), seed, objective, self.architecture.vocab_size)
         if missing: weights[-missing * (self.length // length):] = 0
-        return masked_loss(self.forward(masked, at), labels, weights, objective.z_loss), weights.sum()
+        return self.forward(masked, at, labels, weights, objective.z_loss), weights.sum()
+
+    def cost(self, masked: Tensor, at: Tensor, labels: Tensor, weights: Tensor, z_loss: float) -> Tensor:
+        "Sum of the losses of masked rows: what is compiled, so that logits and loss become one loop."
+        return masked_loss(self.model(masked, at), labels, weights, z_loss)
 
 # %% ../nbs/10_training.ipynb #72d04182
 def to_device(x: np.ndarray, device: str) -> Tensor:
@@ -226,7 +230,7 @@ class Trainer(Stepper):
         if self.hardware.device == "cuda" and "random.cuda" in tensors: torch.cuda.set_rng_state(tensors["random.cuda"])
         self.disown()
 
-# %% ../nbs/10_training.ipynb #99e04b43
+# %% ../nbs/10_training.ipynb #5e4b44bf
 def rows_per_second(trainer: Trainer, rows: int) -> float:
     "The speed of forward and backward over `rows` rows at a time; 0 if they do not fit."
     trainer.micro_batch_size = rows
@@ -239,7 +243,7 @@ def rows_per_second(trainer: Trainer, rows: int) -> float:
 
 def find_micro_batch(trainer: Trainer) -> int:
     "Set and return the rows computed at a time: doubled while that is 5 % faster and fits, up to 64 on a CPU and 1024 on a GPU."
-    compiled, trainer.forward = trainer.forward, trainer.model  # to compile for each size would take longer than it tells
+    compiled, trainer.forward = trainer.forward, trainer.cost  # to compile for each size would take longer than it tells
     rows, most = (min(rows, trainer.schedule.batch_size) for rows in (16, 1024 if trainer.hardware.device == "cuda" else 64))
     with torch.random.fork_rng():  # the dice of dropout fall as if nothing had been tried
         while not (speed := rows_per_second(trainer, rows)):
