@@ -6,8 +6,8 @@
 __all__ = ['NEEDED', 'INSIDE', 'MISHAPS', 'SHOWN', 'STYLE', 'record_key', 'RunRecord', 'environment', 'require', 'validate',
            'names_of', 'plot_curve', 'schedules_at', 'plot_schedules', 'plot_shares', 'plain', 'Table', 'image',
            'Figure', 'Cards', 'Folded', 'facts', 'side_by_side', 'decides', 'differences', 'scores',
-           'score_differences', 'curve_figure', 'schedule_figure', 'share_figure', 'shares', 'about_scores',
-           'about_text', 'about_samples', 'about_machines', 'sections', 'report']
+           'score_differences', 'curve_figure', 'schedule_figure', 'shares', 'about_scores', 'about_text',
+           'about_samples', 'about_machines', 'sections', 'report']
 
 # %% ../nbs/13_records.ipynb #d62322b4
 import base64, hashlib, html, io, json, os, platform, re
@@ -252,7 +252,7 @@ def score_differences(records: list[RunRecord]) -> Table:
         columns[name] = {c: f"{d:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None else "") for c, (d, low, high) in found.items()}
     return side_by_side(columns)
 
-# %% ../nbs/13_records.ipynb #b689a6fa
+# %% ../nbs/13_records.ipynb #21c863aa
 def curve_figure(records: list[RunRecord]) -> Figure:
     "The curves of all runs, against tokens and against seconds."
     def draw():
@@ -269,10 +269,6 @@ def schedule_figure(record: RunRecord) -> Figure:
     lines = schedules_at(t := np.linspace(0, 1, 11), *asked)
     rows = [(f"{x:.0%}", *(f"{values[i]:.4g}" for values in lines.values())) for i, x in enumerate(t)]
     return Figure(lambda: plot_schedules(*asked), "learning rate and batch size over the budget, and what else changed", Table(rows, ("of the budget", *lines)))
-
-def share_figure(record: RunRecord) -> Figure:
-    "Where the seconds of a run went."
-    return Figure(lambda: plot_shares(record), "seconds of the budget by what they were spent on", Table(list(shares(record).items())))
 
 def shares(record: RunRecord) -> dict[str, str]:
     "Seconds by what they were spent on, and their share."
@@ -310,7 +306,7 @@ def about_machines(records: list[RunRecord]) -> tuple:
     columns = {name: {k: v for k, v in (r.environment | r.environment.get("versions", {})).items() if k != "versions"} for name, r in zip(names_of(records), records)}
     return "Environment", "The machine whose seconds these are.", [side_by_side(columns)]
 
-# %% ../nbs/13_records.ipynb #f4b01e7e
+# %% ../nbs/13_records.ipynb #47bedf7e
 def sections(records: list[RunRecord]) -> list[tuple]:
     "The parts of a report: of each section its heading, what to see in it, and that."
     first, several, columns = records[0], len(records) > 1, lambda rows: side_by_side(dict(zip(names_of(records), map(rows, records))))
@@ -321,7 +317,7 @@ def sections(records: list[RunRecord]) -> list[tuple]:
         ("What differs", "What decides a run and is not the same in all.", [differences(records)] if several and differences(records).rows else []),
         ("Loss", said, [curve_figure(records)]),
         ("Schedules", "What changed while the budget was spent.", [] if several else [schedule_figure(first)]),
-        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else share_figure(first)]),
+        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else Figure(lambda: plot_shares(first), "seconds by what they were spent on", columns(shares))]),
         *about_scores(records, False), *about_scores(records, True), about_samples(records), *([] if several else [about_text(first)]), about_machines(records),
         ("Recipe", f"Everything that decides the run; its key is {first.key[:12]}.", [] if several else [Folded(columns(decides).rows)])) if section[2]]
 
