@@ -7,8 +7,8 @@ class CrammingConfig(PreTrainedConfig):
     model_type = "cramming_nb"
 
     def __init__(self, architecture: dict | None = None, **other):
-        from .modeling import all_fields  # puts the models into the tables; who makes a configuration is about to use them
-        self.architecture = all_fields(architecture)
+        from .modeling import Architecture  # puts the models into the tables; who makes a configuration is about to use them
+        self.architecture = vars(Architecture(**architecture or {})).copy()
         super().__init__(**dict(pad_token_id=0, tie_word_embeddings=False) | other)
 
 for theirs, ours in dict(vocab_size="vocab_size", hidden_size="hidden_size", num_hidden_layers="num_layers", num_attention_heads="num_heads",

@@ -9,10 +9,6 @@ from transformers.utils.generic import can_return_tuple
 from .architecture import Architecture, Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
 from .configuration import CrammingConfig
 
-def all_fields(architecture: dict | None) -> dict:
-    "An architecture with every field spelled out."
-    return vars(Architecture(**architecture or {})).copy()
-
 class CrammingModel(transformers.PreTrainedModel):
     "An encoder of ours in `transformers`; its heads are the classes below."
     config_class, base_model_prefix, main_input_name, _supports_sdpa = CrammingConfig, "model", "input_ids", True

@@ -6,10 +6,10 @@
 __all__ = ['NEEDED', 'INSIDE', 'MISHAPS', 'SHOWN', 'STYLE', 'record_key', 'RunRecord', 'environment', 'require', 'validate',
            'names_of', 'plot_curve', 'schedules_at', 'plot_schedules', 'plot_shares', 'plain', 'Table', 'image',
            'Figure', 'Cards', 'Folded', 'facts', 'side_by_side', 'decides', 'differences', 'scores',
-           'score_differences', 'curve_figure', 'schedule_figure', 'share_figure', 'shares', 'about_scores',
-           'about_text', 'about_samples', 'about_machines', 'sections', 'report']
+           'score_differences', 'curve_figure', 'schedule_figure', 'shares', 'about_scores', 'about_text',
+           'about_samples', 'about_machines', 'sections', 'report']
 
-# %% ../nbs/13_records.ipynb #bfef3ce4
+# %% ../nbs/13_records.ipynb #d62322b4
 import base64, hashlib, html, io, json, os, platform, re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from .budget import UserError
-from .glue import NINE, PAPER_SCORES, PROBES, ScoreTable, compare
+from .glue import NINE, PAPER_SCORES, TASKS, ScoreTable, compare
 from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
 
 # %% ../nbs/13_records.ipynb #887c847e
@@ -168,14 +168,14 @@ class Table:
 
     def _repr_html_(self): return self.to_html()
 
-# %% ../nbs/13_records.ipynb #b99f0ba7
+# %% ../nbs/13_records.ipynb #3e2bc164
 def image(draw: Callable, alt: str) -> str:
     "A figure that `draw` makes, as an HTML image that needs no file."
     draw()
     buffer = io.BytesIO()
     plt.savefig(buffer, format="png", dpi=130, facecolor="white")
     plt.close()
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"></figure>'
 
 @dataclass
 class Figure:
@@ -196,14 +196,14 @@ class Folded(Table):
     "A long table that a page shows on request."
     def to_html(self) -> str: return f"<details><summary>all of them</summary>{super().to_html()}</details>"
 
-# %% ../nbs/13_records.ipynb #de89d609
+# %% ../nbs/13_records.ipynb #6e64b78f
 MISHAPS = dict(stopped="given up", skipped_steps="steps left out because a gradient was not finite", returns="returns to a checkpoint, with half the learning rate")
 
 def facts(record: RunRecord) -> dict[str, str]:
     "What one asks first about a run."
     p = record.pretraining
     mishaps = {what: str(p[key]) for key, what in MISHAPS.items() if p.get(key)}
-    return {"held-out loss, nats": f"{p['heldout_loss']:.3f}", f"nats {'under' if record.gain >= 0 else 'over'} the unigram predictor": f"{abs(record.gain):.2f}",
+    return {"held-out loss, nats": f"{p['heldout_loss']:.3f}", "nats won over the unigram predictor": f"{record.gain:.2f}",
             "tokens trained on": f"{p['spent']['tokens']:,}", "tokens a second": f"{p['tokens_per_second']:,.0f}",
             "of the measured matrix rate": f"{p['mfu']:.0%}", "label": str(record.provenance["rules"])} | mishaps
 
@@ -252,7 +252,7 @@ def score_differences(records: list[RunRecord]) -> Table:
         columns[name] = {c: f"{d:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None else "") for c, (d, low, high) in found.items()}
     return side_by_side(columns)
 
-# %% ../nbs/13_records.ipynb #b689a6fa
+# %% ../nbs/13_records.ipynb #21c863aa
 def curve_figure(records: list[RunRecord]) -> Figure:
     "The curves of all runs, against tokens and against seconds."
     def draw():
@@ -270,25 +270,22 @@ def schedule_figure(record: RunRecord) -> Figure:
     rows = [(f"{x:.0%}", *(f"{values[i]:.4g}" for values in lines.values())) for i, x in enumerate(t)]
     return Figure(lambda: plot_schedules(*asked), "learning rate and batch size over the budget, and what else changed", Table(rows, ("of the budget", *lines)))
 
-def share_figure(record: RunRecord) -> Figure:
-    "Where the seconds of a run went."
-    return Figure(lambda: plot_shares(record), "seconds of the budget by what they were spent on", Table(list(shares(record).items())))
-
 def shares(record: RunRecord) -> dict[str, str]:
     "Seconds by what they were spent on, and their share."
     spent = record.pretraining["shares"]
     return {what: f"{seconds:,.1f} ({seconds / (sum(spent.values()) or 1):.0%})" for what, seconds in spent.items()}
 
-# %% ../nbs/13_records.ipynb #2b0ec665
+# %% ../nbs/13_records.ipynb #67ccd0a4
 def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
     "The sections on scores of GLUE, or of probes, if there are any."
-    scored = [replace(r, results=kept) for r in records if (kept := [x for x in r.results if (x["task"] in PROBES) == probes])]
+    scored = [replace(r, results=kept) for r in records if (kept := [x for x in r.results if (x["task"] in TASKS) != probes])]
     if not scored: return []
-    covered = " and ".join(dict.fromkeys(ScoreTable(r.results).coverage() for r in scored))
-    helped = "Pretraining has helped where its brackets lie clear of those without it." if len(records) == 1 else "Brackets are of each run by itself; what differs is below."
-    apart, what = score_differences(scored), "probes" if probes else "tasks"
-    say = f"Points by which each run scores above the first, {names_of(scored)[0]}, and the 95 % interval over development rows and seeds drawn again (of results that keep what it takes); chance alone explains a zero within."
-    return [(f"Fine-tuned on {what}", f"Results on {covered}; scores in percent, their interval in brackets. {helped}", [scores(scored)]),
+    covered = {name: ScoreTable(r.results).coverage() for r, name in zip(scored, names_of(scored))}
+    said = "; ".join(f"{name}: {text}" for name, text in covered.items()) if len({*covered.values()}) > 1 else covered.popitem()[1]
+    helped = "Pretraining has helped where its brackets lie clear of those without it." if len(records) == 1 else "Brackets are of each run by itself; by how much they differ is below."
+    apart, what = score_differences(scored), "probes" if probes else "GLUE"
+    say = f"Points by which each run scores above the first, {names_of(scored)[0]}, and in brackets the 95 % interval over development rows and seeds drawn again, where the results keep enough for one. Brackets that hold zero leave it to chance."
+    return [(f"Fine-tuned on {what}", f"Results on {said}; scores in percent, their interval in brackets. {helped}", [scores(scored)]),
             (f"The difference on {what}", say, [apart] if apart.rows else [])]
 
 def about_text(record: RunRecord) -> tuple:
@@ -300,7 +297,7 @@ def about_text(record: RunRecord) -> tuple:
 
 def about_samples(records: list[RunRecord]) -> tuple:
     "The section of masked sentences, each with the guesses of all runs that have it."
-    words = lambda fills: " ".join(f"{word} {chance:.0%}" for word, chance in fills)
+    words = lambda fills: " · ".join(f"{word} {chance:.0%}" for word, chance in fills)
     guesses = side_by_side({name: {s["text"]: words(s["fills"]) for s in r.samples} for r, name in zip(records, names_of(records))})
     return "What it fills in", "Sentences of held-out text with one word masked, and the first guesses.", [guesses] if guesses.rows else []
 
@@ -309,7 +306,7 @@ def about_machines(records: list[RunRecord]) -> tuple:
     columns = {name: {k: v for k, v in (r.environment | r.environment.get("versions", {})).items() if k != "versions"} for name, r in zip(names_of(records), records)}
     return "Environment", "The machine whose seconds these are.", [side_by_side(columns)]
 
-# %% ../nbs/13_records.ipynb #f4b01e7e
+# %% ../nbs/13_records.ipynb #47bedf7e
 def sections(records: list[RunRecord]) -> list[tuple]:
     "The parts of a report: of each section its heading, what to see in it, and that."
     first, several, columns = records[0], len(records) > 1, lambda rows: side_by_side(dict(zip(names_of(records), map(rows, records))))
@@ -320,18 +317,18 @@ def sections(records: list[RunRecord]) -> list[tuple]:
         ("What differs", "What decides a run and is not the same in all.", [differences(records)] if several and differences(records).rows else []),
         ("Loss", said, [curve_figure(records)]),
         ("Schedules", "What changed while the budget was spent.", [] if several else [schedule_figure(first)]),
-        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else share_figure(first)]),
+        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else Figure(lambda: plot_shares(first), "seconds by what they were spent on", columns(shares))]),
         *about_scores(records, False), *about_scores(records, True), about_samples(records), *([] if several else [about_text(first)]), about_machines(records),
         ("Recipe", f"Everything that decides the run; its key is {first.key[:12]}.", [] if several else [Folded(columns(decides).rows)])) if section[2]]
 
-# %% ../nbs/13_records.ipynb #cce91ec8
+# %% ../nbs/13_records.ipynb #2d752959
 STYLE = """:root{color-scheme:light dark;--ink:#1f2328;--quiet:#59636e;--line:#d5dae0;--page:#fff;--card:#f5f7f9}
 @media(prefers-color-scheme:dark){:root{--ink:#e3e8ee;--quiet:#98a2ad;--line:#3a424b;--page:#12161b;--card:#1b2128}}
 body{font:16px/1.55 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;color:var(--ink);background:var(--page)}
-h1{margin-bottom:.2rem}h2{margin:2.6rem 0 .3rem;font-size:1.25rem}p.say{color:var(--quiet);margin:.2rem 0 .9rem}img{max-width:100%;background:#fff;border-radius:.4rem;padding:.4rem;box-sizing:border-box}
+h1{margin-bottom:.2rem}h2{margin:2.6rem 0 .3rem;font-size:1.25rem}p.say{color:var(--quiet);margin:.2rem 0 .9rem}figure{margin:0;overflow-x:auto}img{width:100%;min-width:40rem;background:#fff;border-radius:.4rem;padding:.4rem;box-sizing:border-box}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(8rem,1fr));gap:.7rem;margin:1.2rem 0}.cards div{background:var(--card);border-radius:.4rem;padding:.6rem 1rem;color:var(--quiet);font-size:.85rem}
 .cards b{display:block;font-size:1.35rem;color:var(--ink);font-variant-numeric:tabular-nums}table{border-collapse:collapse;margin:.6rem 0;display:block;overflow-x:auto;font-variant-numeric:tabular-nums}
-td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}th{color:var(--quiet);font-weight:600}.n{text-align:right;white-space:nowrap}summary{cursor:pointer}"""
+td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}th{color:var(--quiet);font-weight:600}.n{text-align:right}td.n{white-space:nowrap}td:first-child{min-width:6.5rem}summary{cursor:pointer}"""
 
 def report(*records: RunRecord, markdown: bool = False) -> str:
     "What was run, how it went, what came of it: a self-contained HTML page, or Markdown."

@@ -148,7 +148,7 @@ def test_report_of_two_says_what_differs_and_by_how_much(data):
     assert all(change.startswith("+5.0") for change in found.values())
     text = report(one, two, markdown=True)
     assert "| optimizer.lr |" in text and "+5.0" in text and "## What differs" in text
-    assert report(one, two).count("<img ") == 2  # curves in one figure, and shares
+    assert report(one, two).count("<img ") == 1  # the curves, in one figure
 
 
 def test_report_of_three_and_of_the_same_run_twice(data):

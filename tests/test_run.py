@@ -154,13 +154,14 @@ def test_report_escapes(count, record):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_markdown_report_escapes(count, record):
-    text = report(*[evil(record), replace(evil(record), seed=7)][:count], markdown=True)
+    records = [evil(record), replace(evil(record), seed=7)][:count]
+    text = report(*records, markdown=True)
     shown = pypandoc.convert_text(text, "html", format="gfm", extra_args=["--wrap=none"])
     page = Page(shown)
     assert page.open == [] and not {"script", "a", "img"} & {tag for tag, _ in page.tags}
     assert page.text.count("<script>alert('&amp;')</script> | **b** [x](javascript:y) # z") >= 8
     assert [tag for tag, _ in page.tags].count("h1") == 1
-    heads = re.findall(r"<h2>(.*?)</h2>", report(*[record] * count))
+    heads = re.findall(r"<h2>(.*?)</h2>", report(*records))
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", shown) == heads
 
 
