@@ -143,7 +143,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "lab seeds": ("lab {bad}/lab-seeds.yaml", "seeds", "list"),
     "lab set": ("lab {bad}/lab-set.yaml", "set", "schedule.batch_size"),
     "lab torn": ("lab {bad}/lab-torn.yaml", "lab-torn.yaml", "line 1"),
-    "bench": ("bench --size huge", "'huge'", "small"),
+    "bench": ("bench train --size huge", "'huge'", "small"),
     "run unknown": ("predict nosuch 'a [MASK]'", "nosuch", "cram run"),
     "report unknown": ("report nosuch", "nosuch", "cram run"),
 }
