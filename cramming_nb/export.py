@@ -7,7 +7,7 @@ __all__ = ['PLAIN', 'STOCK', 'BERT_NAMES', 'MODERNBERT_NAMES', 'USE', 'stock_cla
            'thirds', 'to_stock', 'stock_architecture', 'from_stock', 'model_card', 'write_model', 'load_checkpointed',
            'export_model', 'load_model', 'fill_mask']
 
-# %% ../nbs/14_export.ipynb #7cd7b60f
+# %% ../nbs/14_export.ipynb #a731d2f8
 import json, os, re, shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from .checkpoint import load_checkpoint
 from .glue import ScoreTable
 from .optimizer import evaluation_weights
 from .records import RunRecord, Table, plain
+from .stages import whole
 from .tokenizer import CLS, PAD, SEP, save_tokenizer
 
 # %% ../nbs/14_export.ipynb #c2c09aac
@@ -156,7 +157,7 @@ def load_checkpointed(checkpoints: Path, arch: Architecture) -> MaskedLM:
     model.load_state_dict(evaluation_weights(found[0]))
     return model.eval()
 
-# %% ../nbs/14_export.ipynb #228405f4
+# %% ../nbs/14_export.ipynb #52aec302
 def export_model(checkpoints: Path,      # of the run
                  tokenizer: Tokenizer,   # that made its rows
                  arch: Architecture,     # of its model
@@ -166,13 +167,10 @@ def export_model(checkpoints: Path,      # of the run
     if folder.exists() and not (folder / "model.safetensors").exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} holds something else; name a new or an empty folder")
     weights = load_checkpointed(checkpoints, arch).state_dict()
-    part = folder.with_name(f".{folder.name}-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
+    with whole(folder) as part:
+        part.mkdir(parents=True)
         write_model(weights, tokenizer, arch, model_card(record, sum(t.numel() for t in weights.values()), stock_class(arch)), part)
         shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-    finally: shutil.rmtree(part, ignore_errors=True)
     return folder
 
 # %% ../nbs/14_export.ipynb #60c2579a

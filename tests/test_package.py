@@ -28,7 +28,7 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def test_exported_code_is_under_3500_lines():
+def test_the_package_stays_under_4000_lines():
     sizes = {path.name: code_lines(path) for path in sorted(PACKAGE.glob("*.py")) if path.name != "_modidx.py"}
     assert len(sizes) > 10
-    assert sum(sizes.values()) < 3500, sizes
+    assert sum(sizes.values()) < 4000, sizes
