@@ -11,7 +11,7 @@ __all__ = ['SCHEMA', 'ORDERS', 'STAGE_COLUMNS', 'TOKEN_FIELDS', 'CorpusConfig', 
            'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy',
            'token_counts', 'sort_shards', 'permutation', 'Corpus', 'grams_of', 'overlap_block', 'overlaps', 'choose',
            'write_probes', 'with_rates', 'row_stage', 'settings_of', 'corpus_key', 'build_corpus', 'given',
-           'get_corpus', 'statistics', 'draw']
+           'get_corpus', 'spread_rows', 'statistics', 'draw']
 
 # %% ../nbs/03_corpus.ipynb #c82fc6f6
 import hashlib, itertools, json, time
@@ -266,12 +266,9 @@ def segments(ids: np.ndarray) -> np.ndarray:
     ends = ids == SEP
     return np.cumsum(ends, 1) - ends
 
-# %% ../nbs/03_corpus.ipynb #ff1f3403
-def split_documents(prints: np.ndarray,  # fingerprints of documents
-                    sizes: np.ndarray,   # their characters
-                    heldout: float, probe: float,   # shares of the text
-                    most: int = 20_000_000) -> np.ndarray:  # characters of a share
-    "Which documents train (0), are held out (1) or feed the probes (2): by fingerprint, so that no other text moves them far."
+# %% ../nbs/03_corpus.ipynb #a1ac1df8
+def split_documents(prints: np.ndarray, sizes: np.ndarray, heldout: float, probe: float, most: int = 20_000_000) -> np.ndarray:
+    "Which documents train (0), are held out (1) or feed the probes (2), by fingerprint, so that no other text moves them far; shares of the characters, at most `most` each."
     held, probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     order = np.argsort(prints)
     order = order[sizes[order] <= max(held, probed, np.median(sizes))]  # a longer document would be all there is in its share
@@ -515,10 +512,14 @@ def get_corpus(source: str | list[dict],       # a source string of chapter 01, 
             build_corpus(root, identity, source_parts(source, progress) if ours else [partial(iter, source)], config, avoid, workers, progress, tokenizer)
     return Corpus(folder)
 
-# %% ../nbs/03_corpus.ipynb #944150db
-def statistics(corpus: Corpus, most: int = 20_000) -> dict[str, float]:
-    "What rows look like, from a sample of at most `most` of them, evenly spread."
-    rows = corpus.rows[np.linspace(0, len(corpus.rows) - 1, min(most, len(corpus.rows))).astype(int)]
+# %% ../nbs/03_corpus.ipynb #bc51befd
+def spread_rows(corpus: Corpus, most: int = 20_000) -> np.ndarray:
+    "At most so many rows, evenly spread over the corpus."
+    return corpus.rows[np.linspace(0, len(corpus.rows) - 1, min(most, len(corpus.rows))).astype(int)]
+
+def statistics(corpus: Corpus) -> dict[str, float]:
+    "What rows look like, from a sample of them."
+    rows = spread_rows(corpus)
     counts = np.bincount(rows.ravel(), minlength=corpus.tokenizer.get_vocab_size())
     shares = counts[counts > 0] / counts.sum()
     letters = sum(map(len, corpus.tokenizer.decode_batch(rows[:1000].tolist(), skip_special_tokens=False)))
@@ -530,7 +531,7 @@ def statistics(corpus: Corpus, most: int = 20_000) -> dict[str, float]:
 def draw(corpus: Corpus):
     "A figure: how frequent pieces are, how full of documents rows are, and what the order does."
     import matplotlib.pyplot as plt
-    rows = corpus.rows[np.linspace(0, len(corpus.rows) - 1, min(20_000, len(corpus.rows))).astype(int)]
+    rows = spread_rows(corpus)
     stops = (rows == corpus.tokenizer.token_to_id(".")).sum(1)
     fig, (one, two, three) = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
     counts = np.sort(np.bincount(rows.ravel()))[::-1]

@@ -62,12 +62,9 @@ class Masters:
         "Round the masters, or other values for the same weights, into the model."
         torch._foreach_copy_(self.weights, values or self.masters)
 
-# %% ../nbs/07_optimizer.ipynb #3c9bcdb0
-def scale_and_clip(grads: list[Tensor],     # changed in place
-                   scale: Tensor | float,   # what they are multiplied by
-                   limit: float,            # of their global L2 norm; 0 is none
-                   ) -> Tensor:
-    "Scale gradients, and once more where their norm is then above the limit; returns that norm."
+# %% ../nbs/07_optimizer.ipynb #6cfa54e9
+def scale_and_clip(grads: list[Tensor], scale: Tensor | float, limit: float) -> Tensor:
+    "Scale gradients, in place, and once more where their global L2 norm is then above the limit (0: none); returns that norm."
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) * scale
     if limit: scale = scale * (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, scale)
@@ -166,7 +163,7 @@ def evaluated(rules: list[torch.optim.Optimizer], masters: list[Tensor]) -> list
     torch._foreach_copy_(masters, training)  # there and back again would round
     return found
 
-# %% ../nbs/07_optimizer.ipynb #d87abc1a
+# %% ../nbs/07_optimizer.ipynb #969f08cc
 class Descent(Masters):
     "Steps of a model whose own weights may be in a lower precision than their masters."
     def __init__(self, model: nn.Module, config: OptimizerConfig):
@@ -184,11 +181,8 @@ class Descent(Masters):
         (loss * self.loss_scale.value).backward()
 
     @torch.no_grad()
-    def step(self,
-             lr: float,                   # learning rate of this step
-             scale: Tensor | float = 1.0  # what the sum of gradients, without the loss scale, is multiplied by to become their mean
-             ) -> Tensor:
-        "Update the weights with the accumulated gradients times `scale`; returns the gradients' norm before clipping."
+    def step(self, lr: float, scale: Tensor | float = 1.0) -> Tensor:
+        "Update the weights at a rate; `scale` makes the sum of gradients their mean. Returns the mean's norm before clipping."
         norm = scale_and_clip(self.grads, scale / self.loss_scale.value, self.config.clip)
         bad, before = ~norm.isfinite(), [w.clone() for w in self.decaying] if self.config.cautious else []
         for rule in self.rules:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -154,6 +156,21 @@ def test_damaged_stage_is_not_used(name, how, large, tmp_path):
     other = CorpusConfig(**{**CONFIG.__dict__, "order": "unigram"})
     with pytest.raises(UserError, match="damaged; delete the folder"):
         get_corpus(source, other, tmp_path, progress=False, engine=Local(1))
+
+
+def test_a_corpus_opens_by_its_sizes_and_is_verified_by_its_hashes(expected, tmp_path):
+    folder = shutil.copytree(expected.folder, tmp_path / "corpus")
+    shard, probes = folder / expected.manifest["files"]["train"]["shards"][0], folder / "probe.jsonl"
+    Corpus(folder).verify()
+    for path, use in ((shard, Corpus.verify), (probes, Corpus.verify), (probes, Corpus.probe_documents)):
+        data = path.read_bytes()
+        path.write_bytes(data[:500] + bytes([data[500] ^ 4]) + data[501:])
+        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+            use(Corpus(folder))
+        path.write_bytes(data)
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(UserError, match=f"{shard.name} is damaged"):
+        Corpus(folder)
 
 
 def documents_of(count: int) -> list[dict]:
@@ -314,8 +331,6 @@ def test_a_stage_is_whole_or_goes_on(tmp_path):
 
 
 def test_a_lock_outlives_the_folder_it_was_for(tmp_path):
-    import shutil
-
     with lock(tmp_path / "a", wait=True):
         shutil.rmtree(tmp_path / "a")
     with lock(tmp_path / "a", wait=True):
@@ -335,8 +350,6 @@ def test_a_lost_worker_is_told_in_one_line(tmp_path):
 
 
 def _leave(code: int):
-    import os
-
     os._exit(code)
 
 
