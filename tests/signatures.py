@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 SAID_BY_CLASS = {"forward", "backward", "main"}  # what a module, a rule of autograd or a command is there for
-UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold"}
+UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold", "second", "flops"}
 UNITS |= {"t"}  # the fraction of the budget, throughout the book
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
