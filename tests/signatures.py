@@ -11,8 +11,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-SAID_BY_CLASS = {"forward", "main"}  # the one thing that a module or a command does, and that its docstring tells
-UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold"}
+SAID_BY_CLASS = {"forward", "backward", "main"}  # what a module, a rule of autograd or a command is there for
+UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold", "second", "flops"}
 UNITS |= {"t"}  # the fraction of the budget, throughout the book
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -26,7 +26,7 @@ def parameters(function: Function) -> list[ast.arg]:
     """All that a function takes, but for the object itself."""
     a = function.args
     found = [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
-    return [p for p in found if p.arg not in ("self", "cls") and not p.arg.startswith("_")]
+    return [p for p in found if p.arg not in ("self", "cls", "ctx") and not p.arg.startswith("_")]
 
 
 def gives(function: Function) -> bool:
