@@ -14,6 +14,7 @@ __all__ = ['FUNCTIONS', 'ACTIVATIONS', 'ATTENTIONS', 'POSITIONS', 'EVERYTHING', 
 
 # %% ../nbs/05_architecture.ipynb #bb5d73c1
 import math, re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 import torch
@@ -67,14 +68,14 @@ def num_parameters(module: nn.Module) -> int:
 
 # %% ../nbs/05_architecture.ipynb #a7d4747a
 class GLU(nn.Module):
-    "Gate one half of the features with the activation of the other."
-    def __init__(self, gate): super().__init__(); self.gate = gate
+    "Gate one half of the features with the activation of the other, [..., 2 n] -> [..., n]."
+    def __init__(self, gate: nn.Module): super().__init__(); self.gate = gate
     def forward(self, x: Tensor) -> Tensor:
         value, gate = x.chunk(2, -1)
         return value * self.gate(gate)
 
 class SquaredReLU(nn.Module):
-    "The square of what is positive (So et al. 2021)."
+    "The square of what is positive, [...] (So et al. 2021)."
     def forward(self, x: Tensor) -> Tensor: return F.relu(x).square()
 
 FUNCTIONS = {"gelu": nn.GELU(), "relu": nn.ReLU(), "relu_squared": SquaredReLU(), "silu": nn.SiLU()}
@@ -88,7 +89,7 @@ def ffn_widths(arch: Architecture) -> tuple[int, int]:
     return after * ratio, after
 
 class FeedForward(nn.Module):
-    "Two projections with an activation between; a gated activation halves the width of the second."
+    "Two projections with an activation between, [B, S, H]; a gated activation halves the width of the second."
     def __init__(self, arch: Architecture):
         super().__init__()
         self.activation, (before, after) = ACTIVATIONS[arch.activation][0], ffn_widths(arch)
@@ -104,7 +105,7 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dro
     return F.dropout(scores.softmax(-1), dropout) @ v
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
-    "The same by torch's fused kernels; fastest on GPUs."
+    "The same shapes [B, heads, S, d] by torch's fused kernels; fastest on GPUs."
     return F.scaled_dot_product_attention(q, k, v, mask, dropout)
 
 ATTENTIONS = {"explicit": explicit_attention, "sdpa": sdpa_attention}
@@ -116,14 +117,14 @@ def sinusoids(length: int, size: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 class LearnedPosition(nn.Module):
-    "A trained vector for each position."
+    "A trained vector for each position, added to x [B, S, H]."
     def __init__(self, arch: Architecture):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(arch.max_length, arch.hidden_size).normal_(std=arch.init_std))
     def forward(self, x: Tensor) -> Tensor: return x + self.weight[:x.shape[1]]
 
 class Sinusoidal(nn.Module):
-    "Fixed sinusoids."
+    "Fixed sinusoids, added to x [B, S, H]."
     def __init__(self, arch: Architecture):
         super().__init__()
         self.register_buffer("table", sinusoids(arch.max_length, arch.hidden_size), persistent=False)
@@ -156,7 +157,7 @@ class Rotary(nn.Module):
         return rotate(x, self.table[:x.shape[2]] if at is None else self.table[at][:, None])
 
 class Unchanged(nn.Module):
-    "A choice that is off: gives back what it gets."
+    "A choice that is off: gives back what it gets, [...]."
     def __init__(self, arch: Architecture | None = None): super().__init__()
     def forward(self, x: Tensor, *_) -> Tensor: return x
 
@@ -197,7 +198,7 @@ def take(x: Tensor, at: Tensor | None) -> Tensor:
 
 # %% ../nbs/05_architecture.ipynb #b1eaf191
 class Attention(nn.Module):
-    "Multi-head self-attention; queries are taken at all positions or only at some."
+    "Multi-head self-attention over x [B, S, H]; queries are taken at all positions, or only `at` [B, k]."
     def __init__(self, arch: Architecture, kernel: str):
         super().__init__()
         self.heads, self.dropout, self.kernel = arch.num_heads, arch.dropout, ATTENTIONS[kernel]
@@ -220,7 +221,7 @@ class Attention(nn.Module):
 
 # %% ../nbs/05_architecture.ipynb #50536d0b
 class NeighborMixing(nn.Module):
-    "Add to each position its neighbours, each feature with its own weight for each offset: a depthwise convolution."
+    "Add to each position of x [B, S, H] its neighbours, each feature with its own weight for each offset: a depthwise convolution."
     def __init__(self, reach: int, size: int):
         super().__init__()
         self.offsets = [o for o in range(-reach, reach + 1) if o]
@@ -244,7 +245,7 @@ def waves(groups: Tensor) -> Tensor:
     return torch.stack([angle.cos(), -angle.sin()]) * same * length ** -0.5
 
 class FourierMixing(nn.Module):
-    "The real part of a Fourier transform over tokens and features, in place of attention (Lee-Thorp et al. 2022)."
+    "The real part of a Fourier transform over tokens and features of x [B, S, H], in place of attention (Lee-Thorp et al. 2022)."
     def __init__(self, arch: Architecture, kernel: str = "explicit"):
         super().__init__()
         cosine, sine = waves(torch.zeros(1, arch.hidden_size))[:, 0]
@@ -267,7 +268,7 @@ def make_norm(arch: Architecture) -> nn.Module:
 
 # %% ../nbs/05_architecture.ipynb #48452e80
 class PreNormBlock(nn.Module):
-    "Normalise, transform, add: the residual stream is never normalised (paper, section 4.2)."
+    "Normalise, transform, add, [B, S, H] -> [B, S or k, H]: the residual stream is never normalised (paper, section 4.2)."
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
         super().__init__()
         self.norm1 = Unchanged() if first and not arch.first_norm else make_norm(arch)
@@ -276,6 +277,7 @@ class PreNormBlock(nn.Module):
         self.attention, self.ffn = TOKEN_MIXERS[arch.token_mixing](arch, kernel), FeedForward(arch)
 
     def mix(self, x: Tensor, at: Tensor | None, sight: Sight) -> Tensor:
+        "What the tokens tell each other."
         return self.dropout(self.attention(self.mixing(x, sight.groups), at, sight))
 
     def forward(self, x: Tensor, at: Tensor | None = None, sight: Sight = EVERYTHING) -> Tensor:
@@ -283,13 +285,13 @@ class PreNormBlock(nn.Module):
         return x + self.dropout(self.ffn(self.norm2(x)))
 
 class PostNormBlock(PreNormBlock):
-    "Transform, add, normalise: BERT's order."
+    "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
     def forward(self, x: Tensor, at: Tensor | None = None, sight: Sight = EVERYTHING) -> Tensor:
         x = self.norm1(self.mix(x, at, sight) + take(x, at))
         return self.norm2(x + self.dropout(self.ffn(x)))
 
 class SandwichBlock(PreNormBlock):
-    "Normalise, transform, normalise, add (Ding et al. 2021)."
+    "Normalise, transform, normalise, add, [B, S, H] -> [B, S or k, H] (Ding et al. 2021)."
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
         super().__init__(arch, kernel, first)
         self.norm3, self.norm4 = make_norm(arch), make_norm(arch)
@@ -301,7 +303,7 @@ class SandwichBlock(PreNormBlock):
 BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock, "sandwich": SandwichBlock}
 
 # %% ../nbs/05_architecture.ipynb #198d32ce
-def drawn(std):
+def drawn(std: Callable[[Architecture, bool], float]) -> Callable:
     "An initialisation that draws from a normal distribution, by std(arch, writes): `writes` if the weights write into the residual stream."
     return lambda weight, arch, writes: nn.init.normal_(weight, std=std(arch, writes))
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 import matplotlib.pyplot as plt
@@ -27,7 +28,7 @@ from .architecture import Architecture, MaskedLM, ffn_widths, flops_per_token
 from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
-from .glue import FineTuner, Protocol, probe_tasks
+from .glue import FineTuner, Protocol, TaskData, probe_tasks
 from .hardware import Hardware, datasheet_rate, keep_memory, matrix_rate, peak_memory
 from .objective import ObjectiveConfig, mask_rows, masked_loss
 from .optimizer import Optimizer, OptimizerConfig
@@ -48,7 +49,7 @@ def interleave(contestants: dict[str, Callable[[], float]], rounds: int = 5, pro
     return times
 
 # %% ../nbs/15_bench.ipynb #2aab46b6
-def serve(pipe, make: str, arguments: tuple):
+def serve(pipe: Connection, make: str, arguments: tuple):
     "Make a contestant's work by a function of this module, and do it so many times whenever asked; ends when told 0."
     try:
         work, device = globals()[make](*arguments), "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,7 +64,7 @@ def serve(pipe, make: str, arguments: tuple):
 
 class Contestant:
     "A way to do some work, in a process of its own: `make(*arguments)`, where `make` is a function of this module, gives a function that does it once."
-    def __init__(self, make: Callable, *arguments, repeats: int = 1, watch: bool = False):
+    def __init__(self, make: Callable, *arguments: object, repeats: int = 1, watch: bool = False):
         from cramming_nb import bench  # a new process finds functions by the name of their module, which in a notebook is not this one
         context = multiprocessing.get_context("spawn")
         (self.pipe, theirs), self.repeats, self.watch, self.memory = context.Pipe(), repeats, watch, 0
@@ -117,7 +118,7 @@ def table(found: dict) -> str:
     if found.get("memory_ratio"): lines.append(f"memory at {found['grow']:g} times the text: {found['memory']['grown'] / 1e6:,.0f} MB, {found['memory_ratio']:.2f} times as much")
     return "\n".join(lines)
 
-def draw(found: dict, axes=None):
+def draw(found: dict, axes: object = None) -> object:
     "The rates of a bench as bars, with the ratio of ours over each."
     axes = axes or plt.subplots(figsize=(7, 0.5 * len(found["rate"]) + 1), layout="constrained")[1]
     names = list(found["rate"])[::-1]
@@ -312,7 +313,7 @@ def bench_data(source: str = "machine",  # of the text
         memory=memory, memory_ratio=memory["grown"] / memory["ours"] if grow > 1 and memory["ours"] else None)
 
 # %% ../nbs/15_bench.ipynb #141f751e
-def tuning_steps(arch: Architecture, tokenizer: str, task, hardware: Hardware, threads: int, bucketed: bool, steps: int) -> Callable[[], None]:
+def tuning_steps(arch: Architecture, tokenizer: str, task: TaskData, hardware: Hardware, threads: int, bucketed: bool, steps: int) -> Callable[[], None]:
     "So many steps of fine-tuning on a task, on batches of rows of similar length or in random order."
     torch.set_num_threads(threads)
     tuner, rng = FineTuner(arch, None, Tokenizer.from_file(tokenizer), task, Protocol(), 0, hardware), np.random.default_rng(0)

@@ -9,6 +9,7 @@ __all__ = ['UNITS', 'GPU_TFLOPS', 'UserError', 'Spent', 'Budget', 'Clock', 'Simu
 # %% ../nbs/00_budget.ipynb #cbbb493c
 import re, time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # %% ../nbs/00_budget.ipynb #35381179
@@ -64,7 +65,7 @@ class Clock:
                  tokens_per_second: float | None = None,  # rate of a rated clock; None reads the time source
                  seconds: float = 0.0,                    # spent before, by the run this one resumes
                  shares: dict | None = None,              # where those went, in seconds by name
-                 now=time.perf_counter):                  # the time source, in seconds; or a `SimulatedTime`
+                 now: Callable[[], float] = time.perf_counter):  # the time source, in seconds; or a `SimulatedTime`
         self.rate, self.before, self.now = tokens_per_second, seconds, now
         self.shares = Counter(shares or {})
         self.started = self.mark = None  # times of the start and of the last lap

@@ -31,7 +31,7 @@ class Pretrain:
     snapshots: tuple[float, ...] = ()   # fractions of the budget, such as 0.25 0.5, at which to save a checkpoint that stays
     tensorboard: bool = False           # log lines for TensorBoard too, in the run's folder tensorboard/
 
-    def run(self):
+    def run(self) -> "Run":
         "The run these options name."
         import yaml
         from cramming_nb.recipes import change, load_recipe
@@ -95,16 +95,19 @@ class Data:
 # %% ../nbs/18_cli.ipynb #85785cd4
 @dataclass
 class OnRun:
+    "A command about a run that is there."
     run: Positional[Path]  # a run's name under runs/, or its folder
 
     @property
     def folder(self) -> Path:
+        "The run's folder, under runs/ or as a path."
         for path in (Path("runs") / self.run, self.run):
             if (path / "recipe.yaml").is_file(): return path
         known = sorted(p.parent.name for p in Path("runs").glob("*/recipe.yaml"))
         raise UserError(f"no run {str(self.run)!r}; " + (f"there are {', '.join(known)}" if known else "start one with `cram run`"))
 
-    def record(self):
+    def record(self) -> "RunRecord":
+        "The record of the run, which must be finished."
         from cramming_nb.records import RunRecord
         if self.run.is_file(): return RunRecord.read(self.run)
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
@@ -187,7 +190,7 @@ class Predict(OnRun):
     top: int = 5                             # guesses a mask
     data_dir: Path | None = None             # where corpora are kept; default: the user's cache folder
 
-    def model(self):
+    def model(self) -> tuple:
         "The model and its tokenizer: exported, or as the last checkpoint has it."
         from cramming_nb.export import load_checkpointed, load_model
         from cramming_nb.run import corpus_of, load_run
@@ -301,7 +304,7 @@ class Lab:
 # %% ../nbs/18_cli.ipynb #5e1817ba
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)
 
-def parse(argv: list[str]):
+def parse(argv: list[str]) -> object:
     "The command `argv` asks for; a mistake becomes one line."
     said = io.StringIO()
     try:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from .budget import UserError
 from .data import Grams, batches, cache_dir, clean_batch, compressible, deduplicate, source_identity, source_parts, source_tokenizer
-from .stages import ENGINES, SHARD, Local, Rows, blocks, checked, damaged, digest, finished, gather_rows, made, read_shards, read_table, run_stage, whole, write_shards, write_table, write_text
+from .stages import ENGINES, SHARD, Local, Ray, Rows, blocks, checked, damaged, digest, finished, gather_rows, made, read_shards, read_table, run_stage, whole, write_shards, write_table, write_text
 from .tokenizer import NORMALIZERS, SEP, SPECIAL_TOKENS, UNK, WordPieces, WordTable, adopt_tokenizer, count_words, deleted_characters, save_tokenizer, train_tokenizer
 
 # %% ../nbs/03_corpus.ipynb #7af72a47
@@ -49,7 +49,7 @@ class CorpusConfig:
 # %% ../nbs/03_corpus.ipynb #5d092434
 SCHEMA = 2  # of what is stored; an older one is made anew
 
-def key(*what) -> str:
+def key(*what: object) -> str:
     "Names a stage by all it depends on."
     return hashlib.sha256(json.dumps([SCHEMA, *what], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -62,11 +62,12 @@ class Table(list):
     "What each stage left: documents, characters, tokens, and the seconds since the stage before."
     def __init__(self): self.begun = time.perf_counter()
 
-    def add(self, stage: str, documents: int, characters: int, **more):
+    def add(self, stage: str, documents: int, characters: int, **more: int):
+        "Note what a stage left, and what else there is to say of it."
         self.append(dict(stage=stage, documents=int(documents), characters=int(characters), **more, seconds=time.perf_counter() - self.begun))
         self.begun = time.perf_counter()
 
-def stage(folder: Path, fill: Callable, workers, *args) -> list[dict]:
+def stage(folder: Path, fill: Callable, workers: Local | Ray, *args: object) -> list[dict]:
     "The table of a stage that `fill(folder, table, workers, *args)` fills with blocks now, or that is there and still what it was."
     def make(folder: Path) -> dict:
         fill(folder, table := Table(), workers, *args)
@@ -81,14 +82,14 @@ def clean_block(batch: dict, path: Path):
     "Clean a batch and write it as a block."
     write_table(path, clean_batch(batch), read=[len(batch["text"]), sum(map(len, batch["text"]))])
 
-def batches_of(part, number: int, folder: Path) -> Iterator[tuple[dict, Path]]:
+def batches_of(part: Callable[[], Iterator[dict]], number: int, folder: Path) -> Iterator[tuple[dict, Path]]:
     "The batches of a part of a source whose blocks are missing, with the path of each."
     have = made(folder, f"{number:05}")
     for i, batch in enumerate(batches(part())):
         path = folder / f"{number:05}-{i:05}.parquet"
         if path.stem not in have: yield batch, path
 
-def write_part(write, part, number: int, folder: Path):
+def write_part(write: Callable, part: Callable[[], Iterator[dict]], number: int, folder: Path):
     "Read a part of a source and write its blocks."
     for batch, path in batches_of(part, number, folder): write(batch, path)
 
@@ -101,7 +102,7 @@ def read_batches(parts: list, folder: Path, progress: bool) -> Iterator[tuple[di
                 yield batch, path
                 bar.update(sum(map(len, batch["text"])))
 
-def write_batches(write, parts: list, folder: Path, workers, progress: bool):
+def write_batches(write: Callable[[dict, Path], None], parts: list, folder: Path, workers: Local | Ray, progress: bool):
     "Have workers `write(batch, path)` all batches of a source."
     if isinstance(workers, Local): done = workers.map(write, read_batches(parts, folder, progress))
     else: done = workers.map(write_part, [(write, part, number, folder) for number, part in enumerate(parts)])
@@ -111,7 +112,7 @@ def first_copies(prints: np.ndarray) -> np.ndarray:
     "The places where a fingerprint occurs for the first time, ascending."
     return np.sort(np.unique(prints, return_index=True)[1])
 
-def fill_text(folder: Path, table: Table, workers, parts: list, progress: bool = True):
+def fill_text(folder: Path, table: Table, workers: Local | Ray, parts: list, progress: bool = True):
     "Read and clean the parts of a source; blocks with the columns text, id, source, fingerprint, characters."
     write_batches(clean_block, parts, folder, workers, progress)
     read = [json.loads(pyarrow.parquet.read_schema(path).metadata[b"read"]) for path in blocks(folder)]
@@ -128,7 +129,7 @@ def dedup_blocks(paths: list[Path], folder: Path, shortest: int):
     rows = (dict(zip(lighter, row)) for row in zip(*lighter.values()))
     for i, batch in enumerate(batches(rows)): clean_block(batch, folder / f"{paths[0].stem[:11]}-{i:02}.parquet")
 
-def fill_dedup(folder: Path, table: Table, workers, text: Path, shortest: int):
+def fill_dedup(folder: Path, table: Table, workers: Local | Ray, text: Path, shortest: int):
     "The blocks of a text without passages of `shortest` bytes that occur again among eight of them."
     paths = blocks(text)
     for old in blocks(folder): old.unlink()  # a group is done as a whole
@@ -161,7 +162,7 @@ def check_normalizer(name: str, words: list[str], counts: np.ndarray):
     if gone > 0.05 * total:
         raise UserError(f"the normaliser {name!r} would delete {gone / total:.0%} of the characters; set normalizer to 'unicode'")
 
-def sampled_tokenizer(path: Path, text: Path, config: CorpusConfig, workers, table: Table):
+def sampled_tokenizer(path: Path, text: Path, config: CorpusConfig, workers: Local | Ray, table: Table):
     "Train the tokenizer of a corpus on a sample of its text, and write it, unless a build that was killed has done so."
     unique, sizes, counts = first_copies(column(text, "fingerprint")), column(text, "characters"), Counter()
     chosen = unique[sample_documents(sizes[unique], config.sample)]
@@ -192,19 +193,19 @@ def encoder(path: str) -> Encoder:
     "The encoder of this process."
     return Encoder(path)
 
-def token_columns(ids: np.ndarray, lengths: np.ndarray, costs: np.ndarray, dtype) -> dict:
+def token_columns(ids: np.ndarray, lengths: np.ndarray, costs: np.ndarray, dtype: type) -> dict:
     "The columns of a block of tokens."
     tokens = pyarrow.ListArray.from_arrays(np.r_[0, np.cumsum(lengths)].astype(np.int32), pyarrow.array(ids.astype(dtype)))
     return dict(tokens=tokens, length=lengths, cost=costs)
 
-def tokenise(texts: list[str], tokenizer: str, filter_tokenizer: str = "", dtype=np.uint16) -> dict:
+def tokenise(texts: list[str], tokenizer: str, filter_tokenizer: str = "", dtype: type = np.uint16) -> dict:
     "Texts as columns: tokens, each text's followed by a [SEP]; length, their number; cost, what the filter counts."
     ids, lengths, costs = encoder(tokenizer)(texts)
     if filter_tokenizer: costs = np.array([len(e.ids) for e in Tokenizer.from_file(filter_tokenizer).encode_batch(texts)])
     return token_columns(np.insert(ids, np.cumsum(lengths), SEP), lengths + 1, costs, dtype)
 
 # %% ../nbs/03_corpus.ipynb #be8faaff
-def token_type(vocab_size: int):
+def token_type(vocab_size: int) -> type:
     "The smallest type that holds the ids of a vocabulary."
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
@@ -214,7 +215,7 @@ def tokenise_block(path: Path, folder: Path, config: CorpusConfig):
     columns = tokenise(texts, str(folder / "tokenizer.json"), config.filter_tokenizer, token_type(config.vocab_size))
     write_table(folder / f"{path.stem[:-17]}.parquet", columns)
 
-def fill_tokens(folder: Path, table: Table, workers, text: Path, config: CorpusConfig, progress: bool = True):
+def fill_tokens(folder: Path, table: Table, workers: Local | Ray, text: Path, config: CorpusConfig, progress: bool = True):
     "Train the tokenizer, then tokenise: one block of tokens for each block of text."
     sampled_tokenizer(folder / "tokenizer.json", text, config, workers, table)
     have = made(folder)
@@ -225,7 +226,7 @@ def fill_tokens(folder: Path, table: Table, workers, text: Path, config: CorpusC
     table.add("tokenise", len(unique), column(text, "characters")[unique].sum(), tokens=int(column(folder, "length")[unique].sum()))
 
 # %% ../nbs/03_corpus.ipynb #e49d77c5
-def translate_block(batch: dict, path: Path, new: np.ndarray, dtype):
+def translate_block(batch: dict, path: Path, new: np.ndarray, dtype: type):
     "Write a batch of rows of token ids, with their `new` ids, [vocabulary]."
     lengths, flat = np.array([len(ids) for ids in batch["text"]]), np.concatenate(batch["text"]).astype(np.int64)
     if flat.max(initial=0) >= len(new): raise UserError(f"a row has the token {flat.max()}, but the tokenizer beside it only {len(new)}; is it the one that made these rows?")
@@ -233,7 +234,7 @@ def translate_block(batch: dict, path: Path, new: np.ndarray, dtype):
     more = dict(id=batch["id"], source=batch["source"], fingerprint=np.array(prints, np.uint64), characters=lengths)
     write_table(path, token_columns(new[flat], lengths, np.zeros(len(lengths), np.int64), dtype) | more)
 
-def fill_adopted(folder: Path, table: Table, workers, parts: list, tokenizer: str, config: CorpusConfig, progress: bool = True):
+def fill_adopted(folder: Path, table: Table, workers: Local | Ray, parts: list, tokenizer: str, config: CorpusConfig, progress: bool = True):
     "Rows of token ids with the tokenizer beside them: blocks of text and blocks of tokens at once."
     adopted, new = adopt_tokenizer(Tokenizer.from_file(tokenizer))
     if adopted.get_vocab_size() != config.vocab_size: raise UserError(f"the tokenizer beside the rows has {adopted.get_vocab_size()} pieces; set vocab_size to that")
@@ -268,7 +269,7 @@ def segments(ids: np.ndarray) -> np.ndarray:
 
 # %% ../nbs/03_corpus.ipynb #a1ac1df8
 def split_documents(prints: np.ndarray, sizes: np.ndarray, heldout: float, probe: float, most: int = 20_000_000) -> np.ndarray:
-    "Which documents train (0), are held out (1) or feed the probes (2), by fingerprint, so that no other text moves them far; shares of the characters, at most `most` each."
+    "Which documents train (0), are held out (1) or feed the probes (2), by fingerprint, so that no other text moves them far; `heldout` and `probe` are shares of the characters, at most `most` each."
     held, probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     order = np.argsort(prints)
     order = order[sizes[order] <= max(held, probed, np.median(sizes))]  # a longer document would be all there is in its share
@@ -318,7 +319,7 @@ def token_counts(chunks: Iterable[np.ndarray], vocab_size: int) -> np.ndarray:
     "How often each token occurs in rows, [vocabulary]."
     return sum((np.bincount(rows.ravel(), minlength=vocab_size) for rows in chunks), np.zeros(vocab_size, np.int64))
 
-def sort_shards(folder: Path, order: str, tokenizer: Tokenizer, counts: np.ndarray, seq_length: int, dtype, size: int):
+def sort_shards(folder: Path, order: str, tokenizer: Tokenizer, counts: np.ndarray, seq_length: int, dtype: type, size: int):
     "Write the shards `train` in an order, from the shards `packed`."
     packed = blocks(folder, ".bin", "packed")
     keys = np.concatenate([ORDERS[order](rows, tokenizer, counts) for rows in read_shards(packed, seq_length, dtype)])
@@ -384,7 +385,7 @@ def overlap_block(path: Path, places: np.ndarray, sentences: Path) -> list[int]:
     "How many n-grams of the sentences some documents of a block contain."
     return [grams_of(sentences).count(text) for text in read_table(checked(path), ["text"])["text"].take(pyarrow.array(places)).to_pylist()]
 
-def overlaps(text: Path, chosen: np.ndarray, avoid: list[str], folder: Path, workers) -> np.ndarray:
+def overlaps(text: Path, chosen: np.ndarray, avoid: list[str], folder: Path, workers: Local | Ray) -> np.ndarray:
     "How many n-grams of the sentences `avoid` each chosen document contains."
     write_text(path := folder / "sentences.json", json.dumps(avoid))
     found = workers.map(overlap_block, [(block, places, path) for block, places in per_block(text, chosen)])
@@ -394,7 +395,7 @@ def overlaps(text: Path, chosen: np.ndarray, avoid: list[str], folder: Path, wor
     return counts
 
 # %% ../nbs/03_corpus.ipynb #472facaf
-def choose(text: Path, tokens: Path, config: CorpusConfig, avoid: list[str], folder: Path, workers, table: Table) -> tuple[np.ndarray, np.ndarray, dict]:
+def choose(text: Path, tokens: Path, config: CorpusConfig, avoid: list[str], folder: Path, workers: Local | Ray, table: Table) -> tuple[np.ndarray, np.ndarray, dict]:
     "The documents that stay (ascending), their split, and what overlaps with the sentences `avoid`."
     sizes, lengths, report = column(text, "characters"), column(tokens, "length"), {}
     def add(stage): table.add(stage, len(kept), sizes[kept].sum(), tokens=int(lengths[kept].sum()))
@@ -430,7 +431,7 @@ def with_rates(stages: list[dict]) -> list[dict]:
     return found
 
 # %% ../nbs/03_corpus.ipynb #67be67cd
-def row_stage(folder: Path, text: Path, tokens: Path, config: CorpusConfig, identity: dict, avoid: list[str], workers, stages: list[dict]):
+def row_stage(folder: Path, text: Path, tokens: Path, config: CorpusConfig, identity: dict, avoid: list[str], workers: Local | Ray, stages: list[dict]):
     "Filter, split, pack, order, and write what a `Corpus` opens."
     dtype, tokenizer = token_type(config.vocab_size), Tokenizer.from_file(str(tokens / "tokenizer.json"))
     size = max(SHARD // (config.seq_length * np.dtype(dtype).itemsize), 1)
@@ -472,7 +473,7 @@ def corpus_key(identity: dict, config: CorpusConfig, avoid: Iterable[str] = ()) 
     "Names a corpus by all it depends on."
     return key(identity, settings_of(config), sorted(avoid))
 
-def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, avoid: list[str], workers, progress: bool, tokenizer: str | None) -> Path:
+def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, avoid: list[str], workers: Local | Ray, progress: bool, tokenizer: str | None) -> Path:
     "Make the stages that are not there yet; returns the folder of the last."
     if tokenizer:
         text = tokens = root / f"tokens-{key(identity, config.vocab_size)}"
@@ -528,7 +529,7 @@ def statistics(corpus: Corpus) -> dict[str, float]:
             "pieces in use": float((counts > 0).mean()), "characters a token": letters / rows[:1000].size,
             "entropy of tokens (nats)": float(-(shares * np.log(shares)).sum()), "unigram line (nats)": corpus.manifest["unigram_entropy"]}
 
-def draw(corpus: Corpus):
+def draw(corpus: Corpus) -> object:
     "A figure: how frequent pieces are, how full of documents rows are, and what the order does."
     import matplotlib.pyplot as plt
     rows = spread_rows(corpus)

@@ -139,7 +139,7 @@ def file_format(path: str) -> str:
     return suffix
 
 # %% ../nbs/01_data.ipynb #ff8c0efd
-def is_document(row, column: str) -> bool:
+def is_document(row: object, column: str) -> bool:
     "Whether a row has text in its column, or token ids, if that is the column's name."
     if not isinstance(row, dict) or column not in row: return False
     if column != TOKENS: return isinstance(row[column], str)
@@ -337,6 +337,6 @@ class Grams:
         return sum(int(np.isin(gram_hashes(numbers, n), known[known != 0]).sum()) for n, known in self.hashes.items())
 
 # %% ../nbs/01_data.ipynb #371bb31c
-def compressible(tokens, characters, threshold: float = 0.25):
+def compressible(tokens: np.ndarray, characters: np.ndarray, threshold: float = 0.25) -> np.ndarray:
     "Whether documents stay (paper, section 4.4): fewer than `threshold` tokens a character, i.e. over 4 characters a token."
     return tokens < threshold * characters

@@ -73,7 +73,7 @@ def stock_name(ours: str, names: dict[str, str]) -> str:
 
 # %% ../nbs/14_export.ipynb #de8c973f
 def regroup(name: str, weight: Tensor, heads: int, back: bool) -> Tensor:
-    "The rows of a weight of ours in ModernBERT's order, or back."
+    "The rows of a weight of ours [rows, ...] in ModernBERT's order, or back."
     if name.startswith("attention.qkv"):
         queries_and_keys, values = weight.tensor_split([2 * len(weight) // 3])
         pairs = queries_and_keys.unflatten(0, (2 * heads, 2, -1) if back else (2 * heads, -1, 2))

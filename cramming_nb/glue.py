@@ -86,7 +86,7 @@ class Task:
     @property
     def layouts(self) -> tuple: return (("sentence1", "sentence2", "label") if self.pair else ("sentence", "label"), *self.others)
 
-    def number(self, label) -> int | float:
+    def number(self, label: object) -> int | float:
         "A label, as a word or a number, as the number a model learns; ValueError where it is none of the task's."
         if self.labels is None and 0 <= float(label) <= 5: return float(label)
         for known in (self.labels, [*map(str, self.labels)], range(len(self.labels))) if self.labels else ():
@@ -113,7 +113,7 @@ NINE = tuple(column for column in OFFICIAL if column != "wnli")  # the numbers o
 class TaskData:
     "The rows of a task: (sentence, second sentence or None, label as a number)."
     task: Task
-    train: list[tuple]
+    train: list[tuple]           # rows to fine-tune on
     dev: dict[str, list[tuple]]  # by column of the table
     tests: dict[str, list[tuple]] = field(default_factory=dict)  # without labels, by file of a submission
     ids: dict = field(default_factory=dict, repr=False)          # token ids, kept for the next seed
@@ -236,11 +236,11 @@ def replicates(metric: Callable, predicted: np.ndarray, labels: np.ndarray, samp
     return [round(metric(predicted[i], labels[i]), 4) for i in (rng.integers(0, len(labels), len(labels)) for _ in range(samples))]
 
 def percentiles(scores: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    "The interval that holds the middle of some resampled scores."
+    "The interval that holds the middle `level` (a share) of some resampled scores."
     return tuple(float(q) for q in np.quantile(scores, [(1 - level) / 2, (1 + level) / 2]))
 
 # %% ../nbs/11_glue.ipynb #92b264d9
-def finetune(*given, keep: Path | None = None) -> dict:  # what a FineTuner takes; where to write the encoder when it is done
+def finetune(*given: object, keep: Path | None = None) -> dict:  # what a FineTuner takes; where to write the encoder when it is done
     "Fine-tune on one task as a `FineTuner` does, and score the last epoch."
     begun, tuner = time.perf_counter(), FineTuner(*given)
     data, (column, *_) = tuner.data, tuner.data.dev
@@ -347,7 +347,9 @@ def prepare(work: Callable):
     torch.set_num_threads(1)
     SHARED["work"] = work
 
-def call(job: tuple) -> dict: return SHARED["work"](job)
+def call(job: tuple) -> dict:
+    "Do a job in a process that was forked with the work."
+    return SHARED["work"](job)
 
 def finetune_job(job: tuple, data: dict[str, TaskData], arch: Architecture, checkpoints: Path, tokenizer: str, protocol: Protocol, hardware: Hardware, encoders: Path) -> dict:
     "One (task, initialisation, seed)."
@@ -394,7 +396,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
 
 # %% ../nbs/11_glue.ipynb #9be1fb8b
 def show(value: float, interval: tuple | list | None = None) -> str:
-    "A score and what it may be."
+    "A score `value` and what it may be, in points."
     return "–" if math.isnan(value) else f"{value:.1f}" + (f" ({interval[0]:.1f}–{interval[1]:.1f})" if interval else "")
 
 # %% ../nbs/11_glue.ipynb #aacc1089

@@ -23,7 +23,7 @@ class ObjectiveConfig:
 
 # %% ../nbs/06_objective.ipynb #d38b7c47
 def mix(h: Tensor) -> Tensor:
-    "Scramble 32-bit numbers held in int64: the finaliser of MurmurHash3, the same on every device."
+    "Scramble 32-bit numbers held in int64, [...]: the finaliser of MurmurHash3, the same on every device."
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return h ^ (h >> 16)

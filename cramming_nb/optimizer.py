@@ -75,7 +75,7 @@ def with_decay(groups: dict[str, list[Tensor]], config: OptimizerConfig) -> list
     "The groups as torch takes them: what decays, and what does not."
     return [dict(params=groups["hidden"] + groups["other"], weight_decay=config.weight_decay), dict(params=groups["free"], weight_decay=0.0)]
 
-def adamw(groups: dict[str, list[Tensor]], config: OptimizerConfig, kind=torch.optim.AdamW) -> list[torch.optim.Optimizer]:
+def adamw(groups: dict[str, list[Tensor]], config: OptimizerConfig, kind: type = torch.optim.AdamW) -> list[torch.optim.Optimizer]:
     "AdamW, fused."
     return [kind(with_decay(groups, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)]
 
@@ -89,7 +89,7 @@ def muon(groups: dict[str, list[Tensor]], config: OptimizerConfig) -> list[torch
     return [hidden, *adamw(groups | dict(hidden=[]), config)]
 
 # %% ../nbs/07_optimizer.ipynb #c7e16114
-def rival(kind: str, **constants) -> Callable:
+def rival(kind: str, **constants: object) -> Callable:
     "A rule of `pytorch_optimizer`, with the groups and constants of ours."
     def build(groups: dict[str, list[Tensor]], config: OptimizerConfig) -> list[torch.optim.Optimizer]:
         try: import pytorch_optimizer
@@ -102,7 +102,7 @@ OPTIMIZERS = dict(adamw=adamw, adam=adam, muon=muon, lion=rival("Lion"), soap=ri
 
 # %% ../nbs/07_optimizer.ipynb #c4942100
 @torch.no_grad()
-def step_unless(bad: Tensor, rule: torch.optim.Optimizer):
+def step_unless(bad: Tensor, rule: torch.optim.Optimizer) -> object:
     "Let a rule update its weights; where `bad`, a scalar, is true, they stay what they were."
     if rule.defaults.get("fused"):
         rule.found_inf, rule.grad_scale = bad.float(), None
@@ -116,13 +116,13 @@ def step_unless(bad: Tensor, rule: torch.optim.Optimizer):
 # %% ../nbs/07_optimizer.ipynb #0b30495f
 class LossScale:
     "The factor on the loss of a float16 model: halved after an overflow, doubled after `patience` steps without one; 1 for other formats."
-    def __init__(self, weight: Tensor, patience: int = 2000):
+    def __init__(self, weight: Tensor, patience: int = 2000):  # a weight [...] of the model
         self.moves, self.patience = weight.dtype == torch.float16, patience
         self.value = torch.tensor(2.0**16 if self.moves else 1.0, device=weight.device)
         self.calm = torch.zeros_like(self.value)  # steps since the last overflow
 
     def update(self, bad: Tensor):
-        "Hear whether a step overflowed."
+        "Hear whether a step overflowed: the scalar `bad`."
         if not self.moves: return
         self.calm = torch.where(bad, 0.0, self.calm + 1) % self.patience
         self.value *= torch.where(bad, 0.5, torch.where(self.calm == 0, 2.0, 1.0))
@@ -133,6 +133,7 @@ class EMA:
     def __init__(self, weights: list[Tensor], steps: int): self.steps, self.count, self.kept = steps, 0, [[torch.zeros_like(w) for w in weights]]
 
     def update(self, weights: list[Tensor]):
+        "Take in the weights of one more step."
         self.count += 1
         torch._foreach_lerp_(self.kept[0], weights, 1 / min(self.count, self.steps))
 
@@ -143,6 +144,7 @@ class LAWA:
     def __init__(self, weights: list[Tensor], steps: int): self.every, self.count, self.kept = max(1, steps // 5), 0, []
 
     def update(self, weights: list[Tensor]):
+        "Take in the weights of one more step, if they are due."
         self.count += 1
         if (self.count - 1) % self.every == 0: self.kept = [*self.kept[-4:], [w.detach().clone() for w in weights]]
 
@@ -177,7 +179,7 @@ class Descent(Masters):
         self.skipped = torch.zeros_like(self.loss_scale.value)
 
     def backward(self, loss: Tensor):
-        "The backward pass of a loss, scaled for the format of the weights."
+        "The backward pass of a scalar loss, scaled for the format of the weights."
         (loss * self.loss_scale.value).backward()
 
     @torch.no_grad()
@@ -254,6 +256,6 @@ class Optimizer(Descent):
 
 # %% ../nbs/07_optimizer.ipynb #b5531a95
 def evaluation_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    "The weights to evaluate, by parameter name, in what `Optimizer.state` gave."
+    "The weights to evaluate, by parameter name, in what the optimiser's `state` gave."
     kind = "average." if any(name.startswith("average.") for name in tensors) else "master."
     return {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}

@@ -43,7 +43,7 @@ LIMITS = {  # dotted name -> (lowest, highest)
 @dataclass(frozen=True)
 class Recipe:
     "Everything that decides a run but its text, budget and seed. The defaults are the paper's final recipe, crammed-v2."
-    name: str = "crammed-v2"
+    name: str = "crammed-v2"  # in tables, and of run folders
     corpus: CorpusConfig = CorpusConfig()
     architecture: Architecture = Architecture()
     objective: ObjectiveConfig = ObjectiveConfig()

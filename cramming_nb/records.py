@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from .budget import UserError
 from .glue import NINE, PAPER_SCORES, TASKS, ScoreTable, compare
+from .hardware import Hardware
 from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
 
 # %% ../nbs/13_records.ipynb #887c847e
@@ -34,14 +35,14 @@ class RunRecord:
     key: str            # SHA-256 of (recipe, budget, seed, corpus rows)
     recipe: dict        # all fields
     budget: str         # as given
-    seed: int
+    seed: int           # of weights, masks, and the order of rows where that is random
     corpus: dict        # manifest: identity, configuration, stages, hashes of rows, unigram entropy
     environment: dict   # processor, number format, threads, versions
     provenance: dict    # source, anything pretrained, rules label
     pretraining: dict   # curve, held-out loss and unigram entropy (nats), spent, shares (s), tokens/s, MFU
     results: list = field(default_factory=list)  # one entry a fine-tuning: task, init, seed, scores, intervals
     samples: list = field(default_factory=list)  # masked sentences and what the model fills in
-    schema: int = 1
+    schema: int = 1     # version of this form
 
     @classmethod
     def read(cls, path: Path) -> "RunRecord":
@@ -65,7 +66,7 @@ class RunRecord:
             f"| {self.name} | {p['heldout_loss']:.3f} | {p['unigram_entropy']:.3f} | {p['spent']['tokens']:,} | {p['tokens_per_second']:,.0f} | {p['mfu']:.0%} | {self.provenance['rules']} |"])
 
 # %% ../nbs/13_records.ipynb #0e2233cb
-def environment(hardware) -> dict:
+def environment(hardware: Hardware) -> dict:
     "What a run computed on, for its record."
     return dict(processor=hardware.name, device=hardware.device, dtype=str(hardware.dtype).removeprefix("torch."), threads=hardware.threads, cores=os.cpu_count(),
                 system=platform.system(), python=platform.python_version(), versions={p: version(p) for p in ("torch", "tokenizers", "numpy")})
@@ -101,7 +102,7 @@ def names_of(records: list[RunRecord]) -> list[str]:
     names = [r.name for r in records]
     return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
 
-def plot_curve(records: list[RunRecord], by: str = "tokens", ax=None):
+def plot_curve(records: list[RunRecord], by: str = "tokens", ax: plt.Axes | None = None) -> plt.Axes:
     "Held-out loss against tokens or seconds, under the unigram line."
     ax = ax or plt.subplots(figsize=(5, 3.2), layout="constrained")[1]
     for record, name in zip(records, names_of(records)):
@@ -116,13 +117,13 @@ def plot_curve(records: list[RunRecord], by: str = "tokens", ax=None):
 
 # %% ../nbs/13_records.ipynb #2a3cafc0
 def schedules_at(t: np.ndarray, schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25) -> dict[str, list]:
-    "Learning rate and batch size at fractions `t` of the budget, and mask rate and row length if they change."
+    "Learning rate, up to its `peak`, and batch size at fractions `t` of the budget, and mask rate and row length if they change."
     found = {"learning rate": [peak * lr_factor(schedule, x) for x in t], "rows a step": [batch_rows(schedule, x) for x in t],
              "mask rate": [mask_rate(schedule, x, mlm_probability) for x in t], "tokens a row": [row_length(schedule, x, seq_length) for x in t]}
     return {name: values for i, (name, values) in enumerate(found.items()) if i < 2 or len(set(values)) > 1}
 
-def plot_schedules(schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25):
-    "What changes over the budget, each in a panel of its own."
+def plot_schedules(schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25) -> np.ndarray:
+    "What changes over the budget, learning rates up to `peak`, each in a panel of its own."
     lines = schedules_at(t := np.linspace(0, 1, 400), schedule, peak, seq_length, mlm_probability)
     axes = plt.subplots(1, len(lines), figsize=(9, 2.6), layout="constrained")[1]
     for ax, (name, values) in zip(axes, lines.items()):
@@ -131,7 +132,7 @@ def plot_schedules(schedule: ScheduleConfig, peak: float, seq_length: int = 128,
     return axes
 
 # %% ../nbs/13_records.ipynb #eb6d8297
-def plot_shares(record: RunRecord, ax=None):
+def plot_shares(record: RunRecord, ax: plt.Axes | None = None) -> plt.Axes:
     "Where the seconds of the budget went."
     ax = ax or plt.subplots(figsize=(9, 1.5), layout="constrained")[1]
     shares, left = record.pretraining["shares"], 0.0
@@ -151,18 +152,20 @@ def plain(text: object) -> str:
 @dataclass
 class Table:
     "Rows under a head; columns of numbers are aligned at the right."
-    rows: list[tuple]
-    head: tuple = ()
+    rows: list[tuple]  # one entry a column
+    head: tuple = ()   # names of the columns
 
     def numeric(self) -> list[bool]:
         "Which columns hold numbers."
         return [all(re.fullmatch(r"[-+−]?[\d.,]+%?( \(.*\))?|–", str(cell)) for cell in column) for column in zip(*self.rows)]
 
     def to_html(self) -> str:
+        "As HTML, every text escaped."
         line = lambda cells, tag: "<tr>" + "".join(f"<{tag}{' class=n' * n}>{html.escape(str(c))}</{tag}>" for c, n in zip(cells, self.numeric())) + "</tr>"
         return "<table>" + (line(self.head, "th") if self.head else "") + "".join(line(row, "td") for row in self.rows) + "</table>"
 
     def to_markdown(self) -> str:
+        "As a pipe table."
         line = lambda cells: "| " + " | ".join(map(plain, cells)) + " |"
         return "\n".join([line(self.head or [""] * len(self.rows[0])), "|" + "".join("--:|" if n else "---|" for n in self.numeric()), *map(line, self.rows)])
 
@@ -180,9 +183,9 @@ def image(draw: Callable, alt: str) -> str:
 @dataclass
 class Figure:
     "A picture and its numbers."
-    draw: Callable
-    alt: str
-    table: Table
+    draw: Callable  # draws it with matplotlib
+    alt: str        # what is on it, for those who cannot see it
+    table: Table    # its numbers
 
     def to_html(self) -> str: return image(self.draw, self.alt)
     def to_markdown(self) -> str: return self.table.to_markdown()

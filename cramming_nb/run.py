@@ -30,13 +30,13 @@ class Run:
     recipe: Recipe
     source: str = "machine"        # a source string of chapter 01
     budget: str = "3m"             # a budget of chapter 00
-    seed: int = 0
-    folder: Path = Path("runs/run")
+    seed: int = 0                  # of weights, masks, and the order of rows where that is random
+    folder: Path = Path("runs/run")  # where the run lives
     data_dir: Path | None = None   # where corpora are cached
     glue_dir: str | Path | None = None  # a folder of GLUE tasks, or hub:DATASET; None makes probe tasks from the text
     finetune_seeds: int = 1        # fine-tuning runs a task
     probes: bool = False           # probe tasks beside those of `glue_dir`
-    progress: bool = True
+    progress: bool = True          # progress bars
     snapshots: tuple[float, ...] = ()  # fractions of the budget at which a checkpoint is saved that stays
     tensorboard: bool = False      # log lines for TensorBoard too
     group: Group = field(default_factory=Group)  # the processes of the job; one, unless `torchrun` started more
@@ -47,7 +47,7 @@ def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
 # %% ../nbs/16_run.ipynb #8b32278d
-def load_run(folder: Path, data_dir: Path | None = None, **options) -> Run:
+def load_run(folder: Path, data_dir: Path | None = None, **options: object) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
     except (OSError, ValueError, KeyError, TypeError) as error: raise UserError(f"{folder / 'run.json'} cannot be read ({error}); put it back, or delete {folder} and run again") from None

@@ -38,19 +38,19 @@ NORMALIZERS = {"paper": paper_normalizer, "unicode": unicode_normalizer}
 # %% ../nbs/02_tokenizer.ipynb #9ea6b76c
 LONGEST = 100  # characters of a part of a text that is learned from, or cut by WordPiece
 
-def wordpiece(vocab_size: int):
+def wordpiece(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
     "WordPiece, the paper's choice."
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=LONGEST))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(prefix="##")
     return tokenizer, trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, show_progress=False)
 
-def bpe(vocab_size: int):
+def bpe(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
     "Byte-pair encoding within words."
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]", continuing_subword_prefix="##"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(prefix="##")
     return tokenizer, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, continuing_subword_prefix="##", show_progress=False)
 
-def unigram(vocab_size: int):
+def unigram(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
     "A unigram language model over pieces; a word begins with ▁."
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")])

@@ -64,8 +64,8 @@ class Group:
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(days=2))  # a corpus takes its time
         return self
 
-    def reduce(self, tensor: Tensor, how=dist.ReduceOp.SUM) -> Tensor:
-        "Add a tensor up, or take its maximum, over all processes, in place."
+    def reduce(self, tensor: Tensor, how: dist.ReduceOp = dist.ReduceOp.SUM) -> Tensor:
+        "Add a tensor [...] up, or take its maximum, over all processes, in place."
         try: dist.all_reduce(tensor, how)
         except RuntimeError as error: raise PeerLost(str(error)) from None
         return tensor
@@ -134,12 +134,12 @@ def to_device(x: np.ndarray, device: str) -> Tensor:
     return torch.from_numpy(x).pin_memory().to(device, non_blocking=True) if device == "cuda" else torch.from_numpy(x)
 
 def cut_rows(ids: Tensor, rows: Tensor, epochs: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    "Rows, their numbers and epochs, cut into parts of `length` tokens, which have numbers of their own."
+    "Rows [B, S], their numbers and epochs [B], cut into parts of `length` tokens, which have numbers of their own."
     if (parts := ids.shape[1] // length) == 1: return ids, rows, epochs
     return ids.view(-1, length), (rows[:, None] * parts + torch.arange(parts, device=rows.device)).flatten(), epochs.repeat_interleave(parts)
 
 # %% ../nbs/10_training.ipynb #c9a673fa
-def if_it_fits(work: Callable, *args):
+def if_it_fits(work: Callable, *args: object) -> object:
     "The result of work(*args), or None where there is not the memory for it."
     try: return work(*args)
     except RuntimeError as error:
@@ -269,7 +269,7 @@ class Progress:
     returns: int = 0                                        # how many of them
     skipped: int = 0                                        # optimiser steps left out because their gradient was not finite
     stopped: str = ""                                       # why the run was given up, if it was
-    finished: bool = False
+    finished: bool = False                                  # the budget is spent, or the run was given up
 
     def looks_due(self, t: float, validations: int) -> bool:
         "Whether a fraction at which the held-out loss is due lies between the last one and `t`."
@@ -306,7 +306,7 @@ def utilisation(hardware: Hardware, flops: float, seconds: float) -> dict[str, f
     return dict(mfu=achieved / matrix_rate(hardware), mfu_datasheet=sheet and achieved / sheet)
 
 def finite(x: float) -> float | None:
-    "The number, or None for what JSON has no word for."
+    "The number `x`, or None for what JSON has no word for."
     return x if math.isfinite(x) else None
 
 def log_line(trainer: Trainer, budget: Budget, run: Progress, clock: Clock, before: dict) -> dict:
@@ -366,6 +366,7 @@ class Every:
         self.last = spent.seconds, budget.fraction(spent)
 
     def due(self) -> bool:
+        "Whether it is; from now on the next time is waited for."
         now = self.spent.seconds, self.budget.fraction(self.spent)
         if now[0] - self.last[0] < self.seconds and now[1] - self.last[1] < self.fraction: return False
         self.last = now
