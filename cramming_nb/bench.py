@@ -312,10 +312,11 @@ def bench_data(source: str = "machine",  # of the text
     return dict(what="data", megabytes=megabytes, vocab_size=vocab_size, processes=processes) | found | dict(
         memory=memory, memory_ratio=memory["grown"] / memory["ours"] if grow > 1 and memory["ours"] else None)
 
-# %% ../nbs/15_bench.ipynb #141f751e
+# %% ../nbs/15_bench.ipynb #117ddafe
 def tuning_steps(arch: Architecture, tokenizer: str, task: TaskData, hardware: Hardware, threads: int, bucketed: bool, steps: int) -> Callable[[], None]:
     "So many steps of fine-tuning on a task, on batches of rows of similar length or in random order."
     torch.set_num_threads(threads)
+    if bucketed: keep_memory()  # as chapter 11 does
     tuner, rng = FineTuner(arch, None, Tokenizer.from_file(tokenizer), task, Protocol(), 0, hardware), np.random.default_rng(0)
     batches = tuner.batches if bucketed else np.array_split(rng.permutation(len(task.train)), math.ceil(len(task.train) / Protocol().batch_size))
     chosen = [batches[i] for i in rng.permutation(len(batches))[:steps]]

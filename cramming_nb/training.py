@@ -89,7 +89,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #fc2a8789
+# %% ../nbs/10_training.ipynb #68f6a928
 class Learner:
     "A model, its optimiser and a corpus: what rows cost."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -125,7 +125,7 @@ class Learner:
         return self.forward(masked, at, labels, weights, objective.z_loss), weights.sum()
 
     def cost(self, masked: Tensor, at: Tensor, labels: Tensor, weights: Tensor, z_loss: float) -> Tensor:
-        "Sum of the losses of masked rows: what is compiled, so that logits and loss become one loop."
+        "Sum of the losses of masked rows [B, S] at positions [B, k], with their labels and weights [B, k]: what is compiled, so that logits and loss become one loop."
         return masked_loss(self.model(masked, at), labels, weights, z_loss)
 
 # %% ../nbs/10_training.ipynb #72d04182
