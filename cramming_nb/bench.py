@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'OPPONENTS', 'LADDER', 'interleave', 'serve', 'Contestant', 'tree_memory', 'verdict', 'table', 'draw',
-           'some_rows', 'our_step', 'reference_step', 'transformers_step', 'utilisation', 'bench_train', 'ladder_step',
-           'bench_ladder', 'our_rows', 'reference_rows', 'write_text', 'bench_data', 'tuning_steps', 'Together',
-           'bench_glue']
+           'some_rows', 'our_step', 'reference_step', 'transformers_step', 'utilisation', 'matrix_products',
+           'bench_train', 'ladder_step', 'bench_ladder', 'our_rows', 'reference_rows', 'write_text', 'bench_data',
+           'tuning_steps', 'Together', 'bench_glue']
 
-# %% ../nbs/15_bench.ipynb #c955dbb2
+# %% ../nbs/15_bench.ipynb #faa7c59a
 import itertools, json, math, multiprocessing, os, statistics, tempfile, time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
@@ -29,22 +29,24 @@ from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
 from .glue import FineTuner, Protocol, TaskData, probe_tasks
-from .hardware import Hardware, datasheet_rate, keep_memory, matrix_rate, peak_memory
+from .hardware import Hardware, datasheet_rate, keep_memory, peak_memory
 from .objective import ObjectiveConfig, mask_rows, masked_loss
 from .optimizer import Optimizer, OptimizerConfig
+from .records import environment
 from .schedule import ScheduleConfig
 from .stages import Local
 from .tokenizer import paper_normalizer
 from .training import Trainer, TrainingConfig
 
-# %% ../nbs/15_bench.ipynb #908e18e3
+# %% ../nbs/15_bench.ipynb #47a71eb3
 def interleave(contestants: dict[str, Callable[[], float]], rounds: int = 5, progress: bool = False) -> dict[str, list[float]]:
     "Seconds of each contestant, taken in turns: A B A B …; a first round is not counted."
     times = {name: [] for name in contestants}
     with tqdm(total=(rounds + 1) * len(contestants), unit="turn", disable=not progress) as bar:
         for number, (name, work) in itertools.product(range(rounds + 1), contestants.items()):
             bar.set_description(f"{name}, {f'round {number}' if number else 'warming up'}")
-            if seconds := [work()] * (number > 0): times[name] += seconds
+            seconds = work()
+            if number: times[name].append(seconds)
             bar.update()
     return times
 
@@ -145,7 +147,7 @@ def our_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool =
         trainer.update(0.5)
     return step
 
-# %% ../nbs/15_bench.ipynb #75403d0c
+# %% ../nbs/15_bench.ipynb #1860c4b8
 def reference_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
     "One step as the paper's code takes it on this device."
     model, cuda = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.device).eval(), hardware.device == "cuda"
@@ -154,7 +156,9 @@ def reference_step(arch: Architecture, rows: int, hardware: Hardware, compiled: 
     scaler, rng, ids, k = torch.amp.GradScaler(enabled=cuda), np.random.default_rng(0), torch.from_numpy(some_rows(arch, rows)), arch.max_length // 4
     def step():
         at = torch.from_numpy(rng.integers(0, arch.max_length, ids.shape).argsort(1)[:, :k].copy())
-        masked, labels, at = (t.to(hardware.device) for t in (ids.scatter(1, at, 4), ids.gather(1, at), at))
+        words = torch.from_numpy(rng.integers(0, arch.vocab_size, (len(ids), k)))
+        masked = ids.scatter(1, at[:, :round(0.8 * k)], 4).scatter(1, at[:, round(0.8 * k):round(0.9 * k)], words)
+        masked, labels, at = (t.to(hardware.device) for t in (masked, ids.gather(1, at), at))
         with torch.autocast("cuda", torch.float16) if cuda else nullcontext(): loss = F.cross_entropy(forward(masked, at).flatten(0, 1), labels.flatten())
         if not loss.isfinite(): raise FloatingPointError(loss)
         scaler.scale(loss).backward()
@@ -166,13 +170,13 @@ def reference_step(arch: Architecture, rows: int, hardware: Hardware, compiled: 
         optimizer.zero_grad()
     return step
 
-# %% ../nbs/15_bench.ipynb #430da32d
+# %% ../nbs/15_bench.ipynb #f17a47dc
 def transformers_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
     "One step of the BERT of `transformers` of the same size."
     from transformers import BertConfig, BertForMaskedLM
     model = BertForMaskedLM(BertConfig(
         vocab_size=arch.vocab_size, hidden_size=arch.hidden_size, num_hidden_layers=arch.num_layers, num_attention_heads=arch.num_heads, intermediate_size=sum(ffn_widths(arch)) // 2,
-        max_position_embeddings=arch.max_length, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation="sdpa")).to(hardware.device).train()
+        max_position_embeddings=arch.max_length, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation="sdpa" if hardware.device == "cuda" else "eager")).to(hardware.device).train()
     forward = torch.compile(model, dynamic=False) if compiled else model
     optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-4, fused=True), torch.from_numpy(some_rows(arch, rows)).to(hardware.device)
     def step():
@@ -189,7 +193,15 @@ def utilisation(tokens_per_second: float, arch: Architecture, rate: float, mlm_p
     "MFU under a matrix rate in FLOP/s."
     return tokens_per_second * flops_per_token(arch, mlm_probability) / rate
 
-# %% ../nbs/15_bench.ipynb #1ef10e5a
+# %% ../nbs/15_bench.ipynb #238c9dc2
+def matrix_products(hardware: Hardware, size: int = 2048, products: int = 10) -> Callable[[], None]:
+    "Products of two matrices in the hardware's format."
+    a, b = (torch.randn(size, size, device=hardware.device, dtype=hardware.dtype) for _ in range(2))
+    def work():
+        for _ in range(products): a @ b
+    return work
+
+# %% ../nbs/15_bench.ipynb #32d3ae25
 OPPONENTS = dict(reference=reference_step, transformers=transformers_step)
 
 def bench_train(size: str = "small",      # a name of SIZES
@@ -204,11 +216,13 @@ def bench_train(size: str = "small",      # a name of SIZES
     makes = dict(ours=our_step) | {name: make for name, make in OPPONENTS.items() if name != "transformers" or find_spec("transformers")}
     with ExitStack() as stack:
         steps = {name: stack.enter_context(Contestant(make, arch, rows, hardware, compiled, repeats=3 if size == "small" else 1)) for name, make in makes.items()}
-        found = verdict(interleave(steps, rounds, progress), rows * arch.max_length, "tokens")
-    rate, sheet = matrix_rate(hardware), datasheet_rate(hardware.name)
-    return dict(what="train", size=size, rows=rows, compiled=compiled) | found | dict(
+        roof = stack.enter_context(Contestant(matrix_products, hardware, repeats=3))
+        times = interleave(steps | dict(roof=roof), rounds, progress)
+    rate, sheet = 10 * 2 * 2048**3 / statistics.median(times.pop("roof")), datasheet_rate(hardware.name)
+    found = verdict(times, rows * arch.max_length, "tokens")
+    return dict(what="train", size=size, rows=rows, rounds=rounds, compiled=compiled) | found | dict(
         memory={name: step.memory for name, step in steps.items()}, matrix_rate=rate, mfu=utilisation(found["rate"]["ours"], arch, rate),
-        mfu_datasheet=sheet and utilisation(found["rate"]["ours"], arch, sheet), dtype=str(hardware.dtype).removeprefix("torch."), processor=hardware.name, threads=hardware.threads)
+        mfu_datasheet=sheet and utilisation(found["rate"]["ours"], arch, sheet), environment=environment(hardware))
 
 # %% ../nbs/15_bench.ipynb #19ae439d
 LADDER = ("last block on masked positions", "fused optimizer", "16-bit weights, float32 masters", "loss in pieces", "memory kept", "compiled")

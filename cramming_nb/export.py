@@ -71,7 +71,7 @@ def stock_name(ours: str, names: dict[str, str]) -> str:
     module, _, kind = ours.rpartition(".")
     return f"{names[module]}.{kind}" if module else names[kind]
 
-# %% ../nbs/14_export.ipynb #de8c973f
+# %% ../nbs/14_export.ipynb #2f98bb98
 def regroup(name: str, weight: Tensor, heads: int, back: bool) -> Tensor:
     "The rows of a weight of ours [rows, ...] in ModernBERT's order, or back."
     if name.startswith("attention.qkv"):
@@ -81,7 +81,7 @@ def regroup(name: str, weight: Tensor, heads: int, back: bool) -> Tensor:
     return torch.cat(weight.chunk(2)[::-1]) if name.startswith("ffn.up") else weight
 
 def thirds(name: str) -> list[str]:
-    "Where BERT keeps what is in one matrix of ours: questions, keys, values."
+    "Where BERT keeps what is in one matrix of ours: queries, keys, values."
     return [stock_name(name, BERT_NAMES).replace("attention.qkv", f"attention.self.{part}") for part in ("query", "key", "value")]
 
 def to_stock(weights: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
