@@ -369,6 +369,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
              baseline: bool = True, progress: bool = True) -> list[dict]:  # whether the same without pretraining, too
     "Fine-tune and score every task from pretrained and from random weights; resumable."
     if protocol.mnli_first and "mnli" not in data: raise UserError("protocol mnli-first needs MNLI; add its folder MNLI/ to the tasks, or choose another protocol")
+    import scipy.stats, sklearn.metrics  # now and not within a task: an import may swallow Ctrl-C
     folder.mkdir(parents=True, exist_ok=True)
     jobs, first = [(name, init, seed) for seed in seeds for name in data for init in ("pretrained", "random")[:1 + baseline]], data["mnli"].train if protocol.mnli_first else None
     stamps = {name: hashlib.sha256(repr((d.train, d.dev, d.tests, for_task(protocol, name, data), first)).encode()).hexdigest()[:8] for name, d in data.items()}

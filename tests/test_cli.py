@@ -65,6 +65,8 @@ def test_help_explains_each_field_and_its_default(name, monkeypatch):
     fields = dataclasses.fields(COMMANDS[name])
     assert said.returncode == 0 and len(found) == len(fields), found
     for entry, text in found.items():
+        if entry.endswith("(required)"):  # a command of commands: they are listed, and have pages of their own
+            continue
         meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required\))?", text).groups()
         assert default, f"{entry}: no default"
         assert len(meaning.split()) >= 2, f"{entry}: {meaning!r} explains nothing"
