@@ -31,22 +31,24 @@ class Spent:
     flops: float = 0.0    # floating point operations of the model, forward and backward
     steps: int = 0        # optimiser steps
 
-# %% ../nbs/00_budget.ipynb #ba4d3066
+# %% ../nbs/00_budget.ipynb #d707c8a9
 @dataclass(frozen=True)
 class Budget:
     "An amount of one unit: seconds, tokens, FLOPs or optimiser steps."
     amount: float  # in `unit`
     unit: str      # a field of `Spent`: "seconds", "tokens", "flops" or "steps"
     text: str      # as the user wrote it
+    rate: float = 0.0  # tokens that count as one second, of a rated budget; 0: seconds are the clock's
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        "Read `24h`, `5m`, `300Mtok`, `2e17flop` or `1000step`."
-        found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)([a-z]+)", text.strip().lower())
-        if not found or found[2] not in UNITS or not 0 < float(found[1]) < float("inf"):
+        "Read `24h`, `5m`, `300Mtok`, `2e17flop`, `1000step`, or `3m@35000tok/s`: three minutes at a rate."
+        found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)([a-z]+)(?:@(\d+\.?\d*)tok/s)?", text.strip().lower())
+        if not found or found[2] not in UNITS or not 0 < float(found[1]) < float("inf") or found[3] and not float(found[3]):
             raise UserError(f"budget {text!r}: give a positive number and a unit, one of {', '.join(UNITS)}, such as 3m, 24h or 300Mtok")
         unit, scale = UNITS[found[2]]
-        return cls(float(found[1]) * scale, unit, text.strip())
+        if found[3] and unit != "seconds": raise UserError(f"budget {text!r}: a rate is for a budget of time, such as 3m@35000tok/s")
+        return cls(float(found[1]) * scale, unit, text.strip(), float(found[3] or 0))
 
     def fraction(self, spent: Spent) -> float:
         "The share of this budget that is spent, in [0, 1]: the only thing a schedule sees."
@@ -56,7 +58,7 @@ class Budget:
         "What is left of it, in its unit; never below zero."
         return max(0.0, self.amount - getattr(spent, self.unit))
 
-    def _repr_markdown_(self): return f"**{self.text}** = {self.amount:,.10g} {self.unit}"
+    def _repr_markdown_(self): return f"**{self.text}** = {self.amount:,.10g} {self.unit}" + (f" of {self.rate:,.10g} tokens" if self.rate else "")
 
 # %% ../nbs/00_budget.ipynb #d1a6632a
 class Clock:

@@ -55,12 +55,12 @@ class Pretrain:
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")
 
-# %% ../nbs/18_cli.ipynb #0fe997b1
+# %% ../nbs/18_cli.ipynb #a4548c78
 @dataclass
 class RunAll(Pretrain):
     "Everything: text, tokenizer, corpus, pretraining, fine-tuning on GLUE or probes, report. Resumes; a finished run prints its table."
     glue_dir: str | None = None  # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks are made from the text
-    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
+    finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5); 0: pretraining only
     probes: bool = False         # probe tasks, too, beside those of --glue-dir
 
     def main(self):
@@ -113,7 +113,7 @@ class OnRun:
         if not (self.folder / "record.json").exists(): raise UserError(f"{self.folder} is not finished; `cram run` with the same options finishes it")
         return RunRecord.read(self.folder / "record.json")
 
-# %% ../nbs/18_cli.ipynb #643ee847
+# %% ../nbs/18_cli.ipynb #30f98f1c
 @dataclass
 class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
@@ -130,6 +130,7 @@ class Glue(OnRun):
         from cramming_nb.glue import load_glue, write_submission
         from cramming_nb.run import claimed, corpus_read, glue_run, load_run, scores_of, tasks_of
         if (self.tasks or self.submission) and not self.glue_dir: raise UserError("--tasks and --submission need GLUE tasks; name their folder with --glue-dir")
+        if self.finetune_seeds < 1: raise UserError(f"--finetune-seeds {self.finetune_seeds}: give 1 or more")
         run = load_run(self.folder, self.data_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
         glue = load_glue(self.glue_dir, self.tasks, self.submission) if self.glue_dir else {}
         with claimed(run, corpus := corpus_read(run)):
@@ -228,7 +229,7 @@ class Recipes:
         else:
             for key, a, b in diff(*found): print(f"{key:34} {a!s:>20} {b!s:>20}")
 
-# %% ../nbs/18_cli.ipynb #5ed73cb6
+# %% ../nbs/18_cli.ipynb #f71c3844
 @dataclass
 class Measure:
     "What all benches share."
@@ -252,6 +253,7 @@ class BenchTrain(Measure):
         from cramming_nb.bench import bench_train
         self.show(bench_train(self.size, self.rounds, self.rows))
 
+# %% ../nbs/18_cli.ipynb #2e38d8eb
 @dataclass
 class BenchData(Measure):
     "Text to ordered rows, filter and tokenizer training included: ours and the reference's; megabytes a second, memory, and how it grows."
@@ -281,6 +283,7 @@ class BenchGlue(Measure):
         tasks = load_glue(self.glue_dir) if self.glue_dir else probe_tasks(corpus.probe_documents())
         self.show(bench_glue(recipe.architecture, str(corpus.folder / "tokenizer.json"), tasks, self.steps, self.rounds))
 
+# %% ../nbs/18_cli.ipynb #89be95da
 BENCHES = (Annotated[BenchTrain, tyro.conf.subcommand("train", prefix_name=False)] | Annotated[BenchData, tyro.conf.subcommand("data", prefix_name=False)]
            | Annotated[BenchGlue, tyro.conf.subcommand("glue", prefix_name=False)])
 
@@ -291,17 +294,21 @@ class Bench:
 
     def main(self): self.what.main()
 
-# %% ../nbs/18_cli.ipynb #46e932f8
+# %% ../nbs/18_cli.ipynb #ed903825
 @dataclass
 class Lab:
-    "Execute a list of runs; those with a record are skipped."
-    list: Positional[Path]               # a YAML file; each entry may set recipe, source, budget, seeds, set, glue_dir and name
+    "Execute a list of runs; those with a record are skipped. Any number of these commands may work through one list."
+    list: Positional[Path]               # a YAML file; each entry may set recipe, source, budget, rated, seeds, set, glue_dir, finetune_seeds, probes and name
     folder: Path = Path("runs") / "lab"  # where the runs live
+    only: tuple[str, ...] = ()           # names of entries; default: all
+    jobs: int = 0                        # runs at a time; default: one a GPU, or one
+    data_dir: Path | None = None         # where corpora are kept; default: the user's cache folder
 
     def main(self):
-        from cramming_nb.experiments import execute_all, plan, read_list
-        from cramming_nb.run import summary
-        for record in execute_all(plan(read_list(self.list), self.folder)): print(summary(record), end="\n\n")
+        from cramming_nb.experiments import execute_all, overview, plan, read_list
+        if self.jobs < 0: raise UserError(f"--jobs {self.jobs}: give 1 or more, or 0 for one a GPU")
+        runs = plan(read_list(self.list), self.folder, self.list.with_name("rates.json"), self.only, self.data_dir)
+        print(overview(execute_all(runs, self.jobs)))
 
 # %% ../nbs/18_cli.ipynb #5e1817ba
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'is_claimed', 'claimed', 'corpus_of', 'corpus_read', 'pretrain_run', 'tasks_of',
-           'glue_run', 'add_results', 'write_reports', 'masked_samples', 'finish', 'scores_of', 'summary', 'execute']
+           'glue_run', 'add_results', 'write_reports', 'masked_samples', 'finish', 'scores_of', 'summary', 'lacks',
+           'execute']
 
-# %% ../nbs/16_run.ipynb #bda82d3b
+# %% ../nbs/16_run.ipynb #51b1552a
 import json, re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +25,7 @@ from .recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, record_key, report
 from .training import Group, Trainer, pretrain
 
-# %% ../nbs/16_run.ipynb #bdc0d709
+# %% ../nbs/16_run.ipynb #d63c2678
 @dataclass(frozen=True)
 class Run:
     "One run: what decides it, and the folder it lives in."
@@ -34,7 +36,7 @@ class Run:
     folder: Path = Path("runs/run")  # where the run lives
     data_dir: Path | None = None   # where corpora are cached
     glue_dir: str | Path | None = None  # a folder of GLUE tasks, or hub:DATASET; None makes probe tasks from the text
-    finetune_seeds: int = 1        # fine-tuning runs a task
+    finetune_seeds: int = 1        # fine-tuning runs a task; 0 leaves fine-tuning out
     probes: bool = False           # probe tasks beside those of `glue_dir`
     progress: bool = True          # progress bars
     snapshots: tuple[float, ...] = ()  # fractions of the budget at which a checkpoint is saved that stays
@@ -46,7 +48,7 @@ def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
-# %% ../nbs/16_run.ipynb #8b32278d
+# %% ../nbs/16_run.ipynb #1fd63fc2
 def load_run(folder: Path, data_dir: Path | None = None, **options: object) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
@@ -57,7 +59,7 @@ def is_claimed(run: Run) -> bool:
     "Whether the folder holds this run already; a folder of another run is refused with what differs."
     Budget.parse(run.budget)
     if run.seed < 0: raise UserError(f"seed {run.seed}: give a whole number from 0 on")
-    if run.finetune_seeds < 1: raise UserError(f"finetune_seeds {run.finetune_seeds}: give 1 or more")
+    if run.finetune_seeds < 0: raise UserError(f"finetune_seeds {run.finetune_seeds}: give a number of runs, or 0 to leave fine-tuning out")
     if bad := [f for f in run.snapshots if not 0 < f < 1]: raise UserError(f"snapshot at {bad[0]}: give fractions of the budget between 0 and 1, such as 0.25 0.5")
     if not (run.folder / "run.json").exists() and not (run.folder / "checkpoints").exists(): return False
     there = load_run(run.folder)
@@ -153,7 +155,7 @@ def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> 
     write_text(run.folder / "record.json", record.to_json())
     return RunRecord.read(run.folder / "record.json")
 
-# %% ../nbs/16_run.ipynb #ea47b24e
+# %% ../nbs/16_run.ipynb #d6dcb5da
 def scores_of(results: list[dict]) -> list[str]:
     "Tables of GLUE and of probes, each with what it covers."
     tables = [ScoreTable([r for r in results if (r["task"] in PROBES) == probes]) for probes in (False, True)]
@@ -161,20 +163,23 @@ def scores_of(results: list[dict]) -> list[str]:
 
 def summary(record: RunRecord, folder: Path | None = None) -> str:
     "A finished run for the terminal: its line, its tables, where its report is."
-    scores = scores_of(record.results) or [f"given up: {record.pretraining.get('stopped')}"]
+    scores = scores_of(record.results) or ([f"given up: {stopped}"] if (stopped := record.pretraining.get("stopped")) else [])
     return "\n\n".join([record._repr_markdown_(), *scores, *([f"report: {folder / 'report.html'}"] if folder else [])])
 
+def lacks(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> bool:
+    "Whether a record is without some of the fine-tuning that is asked for, and worth it."
+    asked = {*glue, *({*PROBES} - {"source"} if run.probes or not glue else ())}  # a text of one source has no such probe
+    done = Counter(r["task"] for r in record.results if r["init"] == "pretrained")
+    return not record.pretraining.get("stopped") and any(done[task] < run.finetune_seeds for task in asked)
+
 def execute(run: Run) -> RunRecord:
-    "Everything, from text to report; a finished run is only read."
+    "Everything, from text to report; a finished run is only read, and gets the fine-tuning that it lacks."
     begun, glue = is_claimed(run), load_glue(run.glue_dir) if run.glue_dir else {}
-    if begun and (run.folder / "record.json").exists():
-        record = RunRecord.read(run.folder / "record.json")
-        if missing := {*glue, *(PROBES if run.probes else ())} - {"source", *(r["task"] for r in record.results)}:
-            raise UserError(f"{run.folder} is finished, without {', '.join(sorted(missing))}; `cram glue {run.folder.name}` with the same --glue-dir and --probes adds that")
-        return record
-    corpus = corpus_of(run, glue)
-    tasks = tasks_of(run, corpus, glue)  # a mistake in the tasks should not wait for the end of pretraining
+    finished = begun and (run.folder / "record.json").exists()
+    if finished and not lacks(run, record := RunRecord.read(run.folder / "record.json"), glue): return record
+    corpus = corpus_read(run) if finished else corpus_of(run, glue)
+    tasks = tasks_of(run, corpus, glue) if run.finetune_seeds else {}  # a mistake in the tasks should not wait for the end of pretraining
     with claimed(run, corpus):
         pretraining = pretrain_run(run, corpus)
-        results = [] if pretraining["stopped"] else glue_run(run, corpus, tasks)  # a hopeless run is not worth its fine-tuning
-        return finish(run, corpus, pretraining, results)
+        results = glue_run(run, corpus, tasks) if tasks and not pretraining["stopped"] else []  # a hopeless run is not worth its fine-tuning
+        return RunRecord.read(run.folder / "record.json") if finished else finish(run, corpus, pretraining, results)

@@ -55,6 +55,9 @@ def write_text(path: Path, text: str):
 
 _held = set()  # folders that this process has locked: it may enter them again
 
+class Busy(UserError):
+    "Another process holds a folder."
+
 @contextmanager
 def lock(folder: Path, wait: bool = False) -> Iterator[None]:
     "Hold a folder, made if it is missing, against other processes: wait for them, or be refused; the lock ends with its process, however that ends."
@@ -66,7 +69,7 @@ def lock(folder: Path, wait: bool = False) -> Iterator[None]:
             try: fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise UserError(f"{folder.name}: another process ({file.read()}) is at work on this run; wait for it, or choose another --name") from None
+                raise Busy(f"{folder.name}: another process ({file.read()}) is at work on this run; wait for it, or choose another --name") from None
             if not Path(file.name).exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)): continue  # it was deleted meanwhile
             file.truncate(0)
             print(os.getpid(), "on", platform.node(), end="", file=file, flush=True)
