@@ -7,8 +7,8 @@ __all__ = ['Run', 'run_name', 'load_run', 'is_claimed', 'claimed', 'corpus_of', 
            'glue_run', 'add_results', 'write_reports', 'masked_samples', 'finish', 'scores_of', 'summary', 'lacks',
            'execute']
 
-# %% ../nbs/16_run.ipynb #51b1552a
-import json, re
+# %% ../nbs/16_run.ipynb #493366d2
+import json, math, re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,7 +81,7 @@ def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
             raise UserError(f"{run.folder}: the text of {run.source} has changed since this run began; put it back, or choose another --name")
         yield
 
-# %% ../nbs/16_run.ipynb #71047ad4
+# %% ../nbs/16_run.ipynb #ad12b5a1
 def corpus_of(run: Run, tasks: dict[str, TaskData] = {}) -> Corpus:
     "The corpus of a run, built or found; the sentences of the tasks' development sets are looked for in it."
     avoid = {s for task in tasks.values() for rows in task.dev.values() for row in rows for s in row[:2] if s}
@@ -98,7 +98,7 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     path = run.folder / "pretraining.json"
     if path.exists(): return json.loads(path.read_text())
     budget, hardware, r = Budget.parse(run.budget), Hardware.detect(DTYPES[run.recipe.training.dtype]), run.recipe
-    compiled = budget.unit == "seconds" and hardware.should_compile(budget.amount)
+    compiled = budget.unit == "seconds" and hardware.should_compile(math.inf if budget.rate else budget.amount)  # a rated second is not the compiler's
     trainer = Trainer(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training, hardware, run.seed, compiled, run.group)
     found = pretrain(trainer, budget, run.folder, progress=run.progress, snapshots=run.snapshots, tensorboard=run.tensorboard)
     found |= dict(unigram_entropy=corpus.manifest["unigram_entropy"], compiled=compiled, environment=environment(hardware))
