@@ -100,18 +100,19 @@ def take_turns(runs: list[Run], progress: bool = True) -> None:
     for run in tqdm(runs, "lab", unit="run", disable=not progress):
         with suppress(Busy): execute(run)
 
-# %% ../nbs/17_experiments.ipynb #f6d4c846
+# %% ../nbs/17_experiments.ipynb #08c3cc4b
 def execute_all(runs: list[Run], jobs: int = 0, progress: bool = True) -> list[RunRecord]:
     "The records of all runs; those that are missing are made, so many at a time (0: one a GPU, or one)."
     jobs = jobs or max(1, torch.cuda.device_count())
-    if progress: tqdm.write(expected(runs, jobs))
+    if progress: tqdm.write(expected(runs, jobs), file=sys.stderr)
     if jobs == 1: take_turns(runs, progress)
     else: side_by_side(runs, jobs, progress)
     return [RunRecord.read(run.folder / "record.json") for run in runs if has_record(run)]
 
-# %% ../nbs/17_experiments.ipynb #d27fc837
+# %% ../nbs/17_experiments.ipynb #19a3d20c
 def work_off(runs: list[Run], gpu: int | None, threads: int):
     "What a process of `side_by_side` does; a mistake of the user's, or an interruption, ends it in one line."
+    os.setpgrp()  # Ctrl-C is for the one who started it, who passes it on
     if gpu is not None: os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     torch.set_num_threads(threads)
     try: take_turns([replace(run, progress=False) for run in runs], progress=False)

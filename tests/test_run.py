@@ -350,16 +350,3 @@ def test_same_rows_from_another_build(finished, record, tmp_path):
     said = command("data", "build", *finished.tiny.options()[:3], "--data-dir", tmp_path / "mine", cwd=tmp_path)
     (manifest,) = (tmp_path / "mine").glob("corpus-*/manifest.json")
     assert said.code == 0 and json.loads(manifest.read_text())["files"] == record.corpus["files"]
-
-
-def test_lab(finished, glue, tmp_path):
-    tiny = finished.tiny
-    entry = dict(recipe=str(tiny.recipe), source=f"files:{tiny.text}", budget="1ktok", seeds=[0, 1], glue_dir=str(glue))
-    (tmp_path / "list.yaml").write_text(json.dumps([entry | {"set": {"optimizer.lr": 0.001}}]))
-    said = command("lab", "list.yaml", cwd=tmp_path, cache=finished.tiny.cache)
-    assert said.code == 0, said.err
-    found = [RunRecord.read(path) for path in sorted((tmp_path / "runs" / "lab").glob("*/record.json"))]
-    assert [r.seed for r in found] == [0, 1] and found[0].key != found[1].key
-    assert all(r.name in said.out for r in found)
-    again = command("lab", "list.yaml", cwd=tmp_path, cache=finished.tiny.cache)
-    assert again.code == 0 and again.out.split("\n", 1)[1] == said.out.split("\n", 1)[1]

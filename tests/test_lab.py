@@ -1,0 +1,115 @@
+"""Lists of runs: what has a record is left alone, several processes share one list, and a killed lab goes on."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import Killable, command
+
+from cramming_nb.records import RunRecord
+from cramming_nb.training import read_log
+
+
+class Lab:
+    """A list of tiny runs, and the folder in which it is worked through."""
+
+    def __init__(self, tiny, home: Path):
+        self.tiny, self.home, self.runs = tiny, home, home / "runs" / "lab"
+        self.entry = dict(recipe=str(tiny.recipe), source=f"files:{tiny.text}", budget="2ktok", finetune_seeds=0)
+
+    def write(self, *changes: dict) -> "Lab":
+        (self.home / "list.yaml").write_text(json.dumps([self.entry | change for change in changes]))
+        return self
+
+    def __call__(self, *argv):
+        return command("lab", "list.yaml", *argv, cwd=self.home, cache=self.tiny.cache)
+
+    def start(self, *argv) -> Killable:
+        return Killable("lab", "list.yaml", *argv, cwd=self.home, cache=self.tiny.cache)
+
+    def records(self) -> list[RunRecord]:
+        return [RunRecord.read(path) for path in sorted(self.runs.glob("*/record.json"))]
+
+
+@pytest.fixture
+def lab(tiny, tmp_path) -> Lab:
+    return Lab(tiny, tmp_path)
+
+
+def beginnings(folder: Path) -> int:
+    """How often a run was begun."""
+    return sum(line.get("tokens") == 0 for line in read_log(folder / "log.jsonl"))
+
+
+def test_what_has_a_record_is_only_read(lab):
+    lab.write(dict(name="slow", seeds=[0, 1], set={"optimizer.lr": 0.001}), dict(name="fast"))
+    said = lab()
+    assert said.code == 0, said.err
+    found = lab.records()
+    assert [(r.recipe["name"], r.seed) for r in found] == [("fast", 0), ("slow", 0), ("slow", 1)]
+    assert len({r.key for r in found}) == 3 and all(r.name in said.out for r in found)
+    before = {path: path.stat().st_mtime_ns for path in lab.runs.rglob("record.json")}
+    assert lab().out == said.out
+    assert {path: path.stat().st_mtime_ns for path in lab.runs.rglob("record.json")} == before
+
+
+def test_one_entry_by_name(lab):
+    lab.write(dict(name="slow", set={"optimizer.lr": 0.001}), dict(name="fast"))
+    assert lab("--only", "fast").code == 0
+    assert [r.recipe["name"] for r in lab.records()] == ["fast"]
+    assert lab("--only", "fats").code == 2 and "there are slow, fast" in lab("--only", "fats").err
+
+
+def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
+    assert lab.write({}).__call__().code == 0
+    (bare,) = lab.records()
+    said = lab.write(dict(finetune_seeds=2, glue_dir=str(glue)))()
+    assert said.code == 0, said.err
+    (full,) = lab.records()
+    assert bare.results == [] and bare.pretraining == full.pretraining
+    assert sorted((r["task"], r["init"], r["seed"]) for r in full.results) == sorted(
+        (t, i, s) for t in ("cola", "stsb", "rte") for i in ("pretrained", "random") for s in (0, 1)
+    )
+
+
+def test_a_rated_budget_is_the_same_whatever_the_machine_does(lab):
+    lab.write(dict(name="one", rated=True, budget="1s"))
+    rates = lab.home / "rates.json"
+    pace = {"corpus.seq_length": 32, "architecture.max_length": 64, "architecture.hidden_size": 32}
+    assert lab().code == 0
+    (measured,) = json.loads(rates.read_text())
+    assert pace.items() <= measured["pace"].items() and measured["tokens_per_second"] > 0
+    rates.write_text(json.dumps([measured | dict(tokens_per_second=3000)]))
+    assert (
+        lab.write(dict(name="two", rated=True, budget="1s"), dict(name="three", rated=True, budget="0.5s"))().code == 0
+    )
+    found = {r.recipe["name"]: r for r in lab.records()}
+    assert (found["two"].budget, found["three"].budget) == ("1s@3000tok/s", "0.5s@3000tok/s")
+    assert 3000 <= found["two"].pretraining["spent"]["tokens"] < 3000 + 256
+    assert 1500 <= found["three"].pretraining["spent"]["tokens"] < 1500 + 256
+
+
+def test_two_processes_share_a_list(lab):
+    lab.write(dict(seeds=[0, 1, 2, 3]))
+    both = [lab.start(), lab.start()]
+    assert [p.end() for p in both] == [0, 0]
+    assert [r.seed for r in lab.records()] == [0, 1, 2, 3]
+    assert [beginnings(folder) for folder in sorted(lab.runs.iterdir())] == [1, 1, 1, 1]
+
+
+def test_a_stopped_lab_stops_its_processes_and_goes_on(lab):
+    lab.write(dict(seeds=[0, 1, 2], budget="60ktok"))
+    started = lab.start("--jobs", "2")
+    started.wait_for(lambda: len(list(lab.runs.glob("*/log.jsonl"))) == 2)
+    assert started.send(signal.SIGTERM) == 143
+    assert all((folder / ".lock").read_text() == "" for folder in lab.runs.iterdir())  # nobody is at work any more
+    assert len(lab.records()) < 3
+    assert lab("--jobs", "2").code == 0
+    assert [r.seed for r in lab.records()] == [0, 1, 2]
+
+
+def test_a_mistake_ends_all_processes_in_a_line(lab):
+    lab.write({}, dict(source="files:nothing-*.txt", name="lost"))
+    said = lab("--jobs", "2")
+    assert said.code == 2 and said.err.count("Traceback") == 0
