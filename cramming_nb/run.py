@@ -130,15 +130,12 @@ def write_reports(records: list[RunRecord], *paths: Path):
     "Write a report to each path: Markdown where it ends in .md, else a page."
     for path in paths: write_text(path, report(*records, markdown=path.suffix == ".md"))
 
-# %% ../nbs/16_run.ipynb #17ff7a6b
+# %% ../nbs/16_run.ipynb #a0a2f202
 def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
     "Sentences of held-out text with one word masked."
-    texts, samples = corpus.tokenizer.decode_batch([row.tolist() for row in corpus.heldout[:200]]), []
-    for text in texts:
-        found = [s.split() for s in re.findall(r"(?<=\. )[^.\[\]]{40,120}\.", text)]
-        if found and len(words := found[0]) > 7: samples.append(" ".join([*words[:len(words) // 2], "[MASK]", *words[len(words) // 2 + 1:]]))
-        if len(samples) == count: break
-    return samples
+    texts = corpus.tokenizer.decode_batch([row.tolist() for row in corpus.heldout[:200]])
+    firsts = [found[0].split() for text in texts if (found := re.findall(r"(?<=\. )[^.\[\]]{40,120}\.", text))]
+    return [" ".join([*words[:len(words) // 2], "[MASK]", *words[len(words) // 2 + 1:]]) for words in firsts if len(words) > 7][:count]
 
 # %% ../nbs/16_run.ipynb #4f00ee68
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
