@@ -8,7 +8,7 @@ __all__ = ['SIZES', 'NO_MATTER', 'interleave', 'serve', 'Contestant', 'tree_memo
            'matrix_product', 'bench_train', 'pace', 'bench_recipes', 'our_rows', 'reference_rows', 'write_text',
            'bench_data', 'tuning_steps', 'together', 'bench_glue']
 
-# %% ../nbs/15_bench.ipynb #af86554b
+# %% ../nbs/15_bench.ipynb #39db3e22
 import itertools, json, math, multiprocessing, os, re, signal, statistics, tempfile, time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,13 +30,13 @@ from .architecture import Architecture, MaskedLM, ffn_widths, flops_per_token
 from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
-from .glue import FineTuner, Protocol, TaskData, probe_tasks
+from .glue import FineTuner, Protocol, TaskData
 from .hardware import DTYPES, Hardware, datasheet_rate, keep_memory, peak_memory
 from .recipes import Recipe, flat
-from .records import environment
+from .records import environment, names_of
 from .schedule import ScheduleConfig, batch_rows
 from .stages import Local
-from .tokenizer import paper_normalizer
+from .tokenizer import SEP, paper_normalizer, wordpiece
 from .training import Trainer, TrainingConfig
 
 # %% ../nbs/15_bench.ipynb #976fa5bc
@@ -128,7 +128,7 @@ def draw(found: dict, axes: object = None) -> object:
     axes.set(xlabel=f"{found['unit']} a second", xlim=(0, 1.15 * max(found["rate"].values())))
     return axes
 
-# %% ../nbs/15_bench.ipynb #a2847114
+# %% ../nbs/15_bench.ipynb #0baa5c20
 SIZES = {  # architecture and rows of a micro-batch on a CPU
     "small": (Architecture(vocab_size=8192, hidden_size=256, num_layers=4, num_heads=4, ffn_size=1024), 32),
     "full": (Architecture(), 16)}
@@ -150,6 +150,7 @@ def recipe_steps(recipe: Recipe, hardware: Hardware, compiled: bool = False, cou
                 trainer.update(t)
     return work
 
+# %% ../nbs/15_bench.ipynb #5b24f0b7
 def our_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
     "One optimiser step of an architecture."
     schedule, training = ScheduleConfig(batch_size=rows, batch_ramp=0), TrainingConfig(micro_batch_size=rows)
@@ -231,7 +232,7 @@ def bench_train(size: str = "small",      # a name of SIZES
         memory={name: step.memory for name, step in steps.items()}, matrix_rate=rate, mfu=utilisation(found["rate"]["ours"], arch, rate),
         mfu_datasheet=sheet and utilisation(found["rate"]["ours"], arch, sheet), environment=environment(hardware))
 
-# %% ../nbs/15_bench.ipynb #0c00b1c5
+# %% ../nbs/15_bench.ipynb #cd672d4a
 NO_MATTER = re.compile(r"corpus\.(?!seq_length)|protocol\.|optimizer\.(lr|betas|eps|weight_decay|clip)$|schedule\.(lr|warmup|cooldown)$|architecture\.(dropout|pooling|classifier_size|init.*|norm_eps)$|training\.(?!micro_batch_size|dtype|dropout)")
 
 def pace(recipe: Recipe) -> dict[str, object]:
@@ -240,11 +241,11 @@ def pace(recipe: Recipe) -> dict[str, object]:
 
 def bench_recipes(recipes: list[Recipe], rounds: int = 5, progress: bool = True) -> list[float]:
     "Tokens a second of recipes, in turns, uncompiled as short budgets are."
-    names = [r.name if [x.name for x in recipes].count(r.name) == 1 else f"{i}: {r.name}" for i, r in enumerate(recipes, 1)]
+    named = dict(zip(names_of(recipes), recipes))
     with ExitStack() as stack:
-        steps = {name: stack.enter_context(Contestant(recipe_steps, r, Hardware.detect(DTYPES[r.training.dtype]))) for name, r in zip(names, recipes)}
+        steps = {name: stack.enter_context(Contestant(recipe_steps, r, Hardware.detect(DTYPES[r.training.dtype]))) for name, r in named.items()}
         times = interleave(steps, rounds, progress)
-    return [8 * r.schedule.batch_size * r.corpus.seq_length / statistics.median(times[name]) for name, r in zip(names, recipes)]
+    return [8 * r.schedule.batch_size * r.corpus.seq_length / statistics.median(times[name]) for name, r in named.items()]
 
 # %% ../nbs/15_bench.ipynb #8572298e
 def our_rows(text: Path, vocab_size: int, processes: int) -> Callable[[], None]:
@@ -254,18 +255,17 @@ def our_rows(text: Path, vocab_size: int, processes: int) -> Callable[[], None]:
             get_corpus(f"files:{text}", CorpusConfig(vocab_size=vocab_size, filter_threshold=0.3), Path(folder), progress=False, engine=Local(processes))
     return work
 
-# %% ../nbs/15_bench.ipynb #52f4d4ca
+# %% ../nbs/15_bench.ipynb #8d017d43
 def reference_rows(text: Path, vocab_size: int, processes: int, length: int = 128) -> Callable[[], None]:
     "Rows as the paper's code makes them: trained, filtered, tokenised, packed and ordered by maps over lists."
     import datasets
-    from tokenizers import models, pre_tokenizers, processors, trainers
+    from tokenizers.processors import TemplateProcessing
     datasets.disable_progress_bars()
     def train(data) -> Tokenizer:
-        made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-        made.normalizer, made.pre_tokenizer = paper_normalizer(), pre_tokenizers.Whitespace()
-        trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<cls>", "<sep>", "<mask>"], show_progress=False)
-        made.train_from_iterator((data[i:i + 4096]["text"] for i in range(0, len(data), 4096)), trainer, length=len(data))
-        made.post_processor = processors.TemplateProcessing(single="$A <sep>", special_tokens=[("<sep>", made.token_to_id("<sep>"))])
+        made, trainer = wordpiece(vocab_size)
+        made.normalizer = paper_normalizer()
+        made.train_from_iterator((batch["text"] for batch in data.iter(4096)), trainer, length=len(data))
+        made.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", SEP)])
         return made
     def work():
         with tempfile.TemporaryDirectory(dir=text.parent) as folder:

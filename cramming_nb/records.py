@@ -96,9 +96,9 @@ def validate(data: dict, path: Path | str = "record") -> RunRecord:
     if data["key"] != key: raise UserError(f"{path}: the key does not fit the contents")
     return RunRecord(**data)
 
-# %% ../nbs/13_records.ipynb #218f9e05
-def names_of(records: list[RunRecord]) -> list[str]:
-    "What each run is called beside the others: its name, numbered where several have the same."
+# %% ../nbs/13_records.ipynb #1d75b007
+def names_of(records: list) -> list[str]:
+    "What runs, or recipes, are called beside each other: their names, numbered where several are the same."
     names = [r.name for r in records]
     return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
 
@@ -279,7 +279,7 @@ def schedule_figure(record: RunRecord) -> Figure:
     rows = [(f"{x:.0%}", *(f"{values[i]:.4g}" for values in lines.values())) for i, x in enumerate(t)]
     return Figure(lambda: plot_schedules(*asked), "learning rate and batch size over the budget, and what else changed", Table(rows, ("of the budget", *lines)))
 
-# %% ../nbs/13_records.ipynb #92c397e4
+# %% ../nbs/13_records.ipynb #df801ef9
 def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
     "The sections on scores of GLUE, or of probes, if there are any."
     scored = [replace(r, results=kept) for r in records if (kept := [x for x in r.results if (x["task"] in TASKS) != probes])]
@@ -292,6 +292,7 @@ def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
     return [(f"Fine-tuned on {what}", f"Results on {said}; scores in percent, their interval in brackets. {helped}", [scores(scored)]),
             (f"The difference on {what}", say, [apart] if apart.rows else [])]
 
+# %% ../nbs/13_records.ipynb #3493beea
 def about_text(record: RunRecord) -> tuple:
     "The section on a run's text."
     stages = [(s["stage"], f"{s['documents']:,}", f"{s['characters']:,}", f"{s['tokens']:,}" if "tokens" in s else "–") for s in record.corpus["stages"]]
