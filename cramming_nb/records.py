@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['NEEDED', 'INSIDE', 'MISHAPS', 'SHOWN', 'STYLE', 'record_key', 'RunRecord', 'environment', 'require', 'validate',
-           'names_of', 'plot_curve', 'schedules_at', 'plot_schedules', 'plot_shares', 'plain', 'Table', 'image',
-           'Figure', 'Cards', 'Folded', 'facts', 'side_by_side', 'decides', 'differences', 'scores',
-           'score_differences', 'curve_figure', 'schedule_figure', 'shares', 'about_scores', 'about_text',
-           'about_samples', 'about_machines', 'sections', 'report']
+           'names_of', 'plot_curve', 'schedules_at', 'plot_schedules', 'shares', 'plot_shares', 'plain', 'Table',
+           'Figure', 'Cards', 'Folded', 'facts', 'side_by_side', 'beside', 'decides', 'differences', 'scores',
+           'score_differences', 'curve_figure', 'schedule_figure', 'about_scores', 'about_text', 'about_samples',
+           'machine', 'sections', 'report']
 
 # %% ../nbs/13_records.ipynb #d62322b4
 import base64, hashlib, html, io, json, os, platform, re
@@ -71,8 +71,8 @@ def environment(hardware: Hardware) -> dict:
     return dict(processor=hardware.name, device=hardware.device, dtype=str(hardware.dtype).removeprefix("torch."), threads=hardware.threads, cores=os.cpu_count(),
                 system=platform.system(), python=platform.python_version(), versions={p: version(p) for p in ("torch", "tokenizers", "numpy")})
 
-# %% ../nbs/13_records.ipynb #b18076f3
-NEEDED = dict(key=str, recipe=dict, budget=str, seed=int, corpus=dict, environment=dict, provenance=dict, pretraining=dict, results=list, samples=list, schema=int)
+# %% ../nbs/13_records.ipynb #54764577
+NEEDED = RunRecord.__annotations__
 INSIDE = dict(recipe=dict(name=str, schedule=dict, optimizer=dict), corpus=dict(files=dict, stages=list), provenance=dict(rules=str),
               pretraining=dict(curve=list, heldout_loss=float, unigram_entropy=float, spent=dict, shares=dict, tokens_per_second=float, mfu=float),
               results=dict(task=str, init=str, seed=int, scores=dict), samples=dict(text=str, fills=list))
@@ -96,9 +96,9 @@ def validate(data: dict, path: Path | str = "record") -> RunRecord:
     if data["key"] != key: raise UserError(f"{path}: the key does not fit the contents")
     return RunRecord(**data)
 
-# %% ../nbs/13_records.ipynb #218f9e05
-def names_of(records: list[RunRecord]) -> list[str]:
-    "What each run is called beside the others: its name, numbered where several have the same."
+# %% ../nbs/13_records.ipynb #1d75b007
+def names_of(records: list) -> list[str]:
+    "What runs, or recipes, are called beside each other: their names, numbered where several are the same."
     names = [r.name for r in records]
     return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
 
@@ -131,16 +131,20 @@ def plot_schedules(schedule: ScheduleConfig, peak: float, seq_length: int = 128,
         ax.set(xlabel="fraction of the budget", ylabel=name, ylim=(0, None))
     return axes
 
-# %% ../nbs/13_records.ipynb #eb6d8297
+# %% ../nbs/13_records.ipynb #09056cd3
+def shares(record: RunRecord) -> dict[str, str]:
+    "Seconds by what they were spent on, and their share."
+    spent = record.pretraining["shares"]
+    return {what: f"{seconds:,.1f} ({seconds / (sum(spent.values()) or 1):.0%})" for what, seconds in spent.items()}
+
 def plot_shares(record: RunRecord, ax: plt.Axes | None = None) -> plt.Axes:
     "Where the seconds of the budget went."
     ax = ax or plt.subplots(figsize=(9, 1.5), layout="constrained")[1]
-    shares, left = record.pretraining["shares"], 0.0
-    total = sum(shares.values()) or 1.0
-    for name, seconds in sorted(shares.items(), key=lambda item: -item[1]):
-        ax.barh(0, seconds, left=left, label=f"{name} {seconds:,.1f} s ({seconds / total:.0%})")
+    said, left = shares(record), 0.0
+    for name, seconds in sorted(record.pretraining["shares"].items(), key=lambda item: -item[1]):
+        ax.barh(0, seconds, left=left, label=f"{name} {said[name]}")
         left += seconds
-    ax.set(yticks=[], xlabel="seconds", xlim=(0, total))
+    ax.set(yticks=[], xlabel="seconds", xlim=(0, left or 1))
     ax.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1))
     return ax
 
@@ -171,15 +175,7 @@ class Table:
 
     def _repr_html_(self): return self.to_html()
 
-# %% ../nbs/13_records.ipynb #3e2bc164
-def image(draw: Callable, alt: str) -> str:
-    "A figure that `draw` makes, as an HTML image that needs no file."
-    draw()
-    buffer = io.BytesIO()
-    plt.savefig(buffer, format="png", dpi=130, facecolor="white")
-    plt.close()
-    return f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"></figure>'
-
+# %% ../nbs/13_records.ipynb #cf5c5900
 @dataclass
 class Figure:
     "A picture and its numbers."
@@ -187,7 +183,13 @@ class Figure:
     alt: str        # what is on it, for those who cannot see it
     table: Table    # its numbers
 
-    def to_html(self) -> str: return image(self.draw, self.alt)
+    def to_html(self) -> str:
+        "As an HTML image that needs no file."
+        self.draw()
+        plt.savefig(png := io.BytesIO(), format="png", dpi=130, facecolor="white")
+        plt.close()
+        return f'<figure><img alt="{html.escape(self.alt)}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"></figure>'
+
     def to_markdown(self) -> str: return self.table.to_markdown()
 
 # %% ../nbs/13_records.ipynb #2729457a
@@ -199,7 +201,7 @@ class Folded(Table):
     "A long table that a page shows on request."
     def to_html(self) -> str: return f"<details><summary>all of them</summary>{super().to_html()}</details>"
 
-# %% ../nbs/13_records.ipynb #6e64b78f
+# %% ../nbs/13_records.ipynb #9613cb23
 MISHAPS = dict(stopped="given up", skipped_steps="steps left out because a gradient was not finite", returns="returns to a checkpoint, with half the learning rate")
 
 def facts(record: RunRecord) -> dict[str, str]:
@@ -215,7 +217,11 @@ def side_by_side(columns: dict[str, dict]) -> Table:
     rows = dict.fromkeys(key for column in columns.values() for key in column)
     return Table([(key, *(column.get(key, "–") for column in columns.values())) for key in rows], ("", *columns))
 
-# %% ../nbs/13_records.ipynb #f7215234
+def beside(records: list[RunRecord], of: Callable[[RunRecord], dict]) -> Table:
+    "What `of` says of each record, in a column of its own."
+    return side_by_side(dict(zip(names_of(records), map(of, records))))
+
+# %% ../nbs/13_records.ipynb #ab0e6d0e
 def decides(record: RunRecord) -> dict[str, object]:
     "What decides a run, by name; fields of the recipe are dotted."
     parts = {f"{part}.{name}": value for part, fields in record.recipe.items() if isinstance(fields, dict) for name, value in fields.items()}
@@ -224,7 +230,7 @@ def decides(record: RunRecord) -> dict[str, object]:
 
 def differences(records: list[RunRecord]) -> Table:
     "What decides the runs and is not the same in all."
-    found = side_by_side(dict(zip(names_of(records), map(decides, records))))
+    found = beside(records, decides)
     return Table([row for row in found.rows if len(set(map(str, row[1:]))) > 1], found.head)
 
 # %% ../nbs/13_records.ipynb #10fcecf1
@@ -255,7 +261,7 @@ def score_differences(records: list[RunRecord]) -> Table:
         columns[name] = {c: f"{d:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None else "") for c, (d, low, high) in found.items()}
     return side_by_side(columns)
 
-# %% ../nbs/13_records.ipynb #21c863aa
+# %% ../nbs/13_records.ipynb #730ed61f
 def curve_figure(records: list[RunRecord]) -> Figure:
     "The curves of all runs, against tokens and against seconds."
     def draw():
@@ -273,12 +279,7 @@ def schedule_figure(record: RunRecord) -> Figure:
     rows = [(f"{x:.0%}", *(f"{values[i]:.4g}" for values in lines.values())) for i, x in enumerate(t)]
     return Figure(lambda: plot_schedules(*asked), "learning rate and batch size over the budget, and what else changed", Table(rows, ("of the budget", *lines)))
 
-def shares(record: RunRecord) -> dict[str, str]:
-    "Seconds by what they were spent on, and their share."
-    spent = record.pretraining["shares"]
-    return {what: f"{seconds:,.1f} ({seconds / (sum(spent.values()) or 1):.0%})" for what, seconds in spent.items()}
-
-# %% ../nbs/13_records.ipynb #67ccd0a4
+# %% ../nbs/13_records.ipynb #df801ef9
 def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
     "The sections on scores of GLUE, or of probes, if there are any."
     scored = [replace(r, results=kept) for r in records if (kept := [x for x in r.results if (x["task"] in TASKS) != probes])]
@@ -291,6 +292,7 @@ def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
     return [(f"Fine-tuned on {what}", f"Results on {said}; scores in percent, their interval in brackets. {helped}", [scores(scored)]),
             (f"The difference on {what}", say, [apart] if apart.rows else [])]
 
+# %% ../nbs/13_records.ipynb #3493beea
 def about_text(record: RunRecord) -> tuple:
     "The section on a run's text."
     stages = [(s["stage"], f"{s['documents']:,}", f"{s['characters']:,}", f"{s['tokens']:,}" if "tokens" in s else "–") for s in record.corpus["stages"]]
@@ -301,28 +303,27 @@ def about_text(record: RunRecord) -> tuple:
 def about_samples(records: list[RunRecord]) -> tuple:
     "The section of masked sentences, each with the guesses of all runs that have it."
     words = lambda fills: " · ".join(f"{word} {chance:.0%}" for word, chance in fills)
-    guesses = side_by_side({name: {s["text"]: words(s["fills"]) for s in r.samples} for r, name in zip(records, names_of(records))})
+    guesses = beside(records, lambda r: {s["text"]: words(s["fills"]) for s in r.samples})
     return "What it fills in", "Sentences of held-out text with one word masked, and the first guesses.", [guesses] if guesses.rows else []
 
-def about_machines(records: list[RunRecord]) -> tuple:
-    "The section on what the runs computed on."
-    columns = {name: {k: v for k, v in (r.environment | r.environment.get("versions", {})).items() if k != "versions"} for name, r in zip(names_of(records), records)}
-    return "Environment", "The machine whose seconds these are.", [side_by_side(columns)]
+def machine(record: RunRecord) -> dict[str, object]:
+    "What a run computed on, by name."
+    return {k: v for k, v in record.environment.items() if k != "versions"} | record.environment.get("versions", {})
 
-# %% ../nbs/13_records.ipynb #47bedf7e
+# %% ../nbs/13_records.ipynb #5f6d449a
 def sections(records: list[RunRecord]) -> list[tuple]:
     "The parts of a report: of each section its heading, what to see in it, and that."
-    first, several, columns = records[0], len(records) > 1, lambda rows: side_by_side(dict(zip(names_of(records), map(rows, records))))
+    first, several = records[0], len(records) > 1
     said = "Down to the dashed line, word counts are enough; what is below it was read from the words around the mask."
     if len({str(r.corpus["files"].get("heldout")) for r in records}) > 1: said += " The runs were validated on different rows, so their losses cannot be compared."
     return [section for section in (
-        ("Outcome", "", [columns(facts) if several else Cards([*facts(first).items()])]),
+        ("Outcome", "", [beside(records, facts) if several else Cards([*facts(first).items()])]),
         ("What differs", "What decides a run and is not the same in all.", [differences(records)] if several and differences(records).rows else []),
         ("Loss", said, [curve_figure(records)]),
         ("Schedules", "What changed while the budget was spent.", [] if several else [schedule_figure(first)]),
-        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [columns(shares) if several else Figure(lambda: plot_shares(first), "seconds by what they were spent on", columns(shares))]),
-        *about_scores(records, False), *about_scores(records, True), about_samples(records), *([] if several else [about_text(first)]), about_machines(records),
-        ("Recipe", f"Everything that decides the run; its key is {first.key[:12]}.", [] if several else [Folded(columns(decides).rows)])) if section[2]]
+        ("Where the time went", "Seconds; only steps teach the model, everything else is overhead.", [beside(records, shares) if several else Figure(lambda: plot_shares(first), "seconds by what they were spent on", beside(records, shares))]),
+        *about_scores(records, False), *about_scores(records, True), about_samples(records), *([] if several else [about_text(first)]), ("Environment", "The machine whose seconds these are.", [beside(records, machine)]),
+        ("Recipe", f"Everything that decides the run; its key is {first.key[:12]}.", [] if several else [Folded(beside(records, decides).rows)])) if section[2]]
 
 # %% ../nbs/13_records.ipynb #2d752959
 STYLE = """:root{color-scheme:light dark;--ink:#1f2328;--quiet:#59636e;--line:#d5dae0;--page:#fff;--card:#f5f7f9}

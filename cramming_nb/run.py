@@ -48,7 +48,7 @@ def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
 
-# %% ../nbs/16_run.ipynb #1fd63fc2
+# %% ../nbs/16_run.ipynb #11f3c1e8
 def load_run(folder: Path, data_dir: Path | None = None, **options: object) -> Run:
     "The run that lives in a folder."
     try: source, budget, seed = (json.loads((folder / "run.json").read_text())[name] for name in ("source", "budget", "seed"))
@@ -67,6 +67,7 @@ def is_claimed(run: Run) -> bool:
     if changed: raise UserError(f"{run.folder} holds another run ({'; '.join(f'{f} {a!r} -> {b!r}' for f, a, b in changed)}); choose another --name")
     return True
 
+# %% ../nbs/16_run.ipynb #0e55fea2
 @contextmanager
 def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
     "Inside the `with` block the folder is this run's, trained on these rows, and no other process's."
@@ -81,7 +82,7 @@ def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
             raise UserError(f"{run.folder}: the text of {run.source} has changed since this run began; put it back, or choose another --name")
         yield
 
-# %% ../nbs/16_run.ipynb #ad12b5a1
+# %% ../nbs/16_run.ipynb #7bdb77c1
 def corpus_of(run: Run, tasks: dict[str, TaskData] = {}) -> Corpus:
     "The corpus of a run, built or found; the sentences of the tasks' development sets are looked for in it."
     avoid = {s for task in tasks.values() for rows in task.dev.values() for row in rows for s in row[:2] if s}
@@ -93,6 +94,7 @@ def corpus_read(run: Run) -> Corpus:
     found = [path.parent for path in Path(run.data_dir or cache_dir()).glob("corpus-*/manifest.json") if rows and rows in path.read_text()]
     return Corpus(min(found)) if found else corpus_of(run)
 
+# %% ../nbs/16_run.ipynb #65702bde
 def pretrain_run(run: Run, corpus: Corpus) -> dict:
     "Pretraining, resumed where it stopped; its outcome is kept in pretraining.json."
     path = run.folder / "pretraining.json"
@@ -105,6 +107,7 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     if not run.group.rank: write_text(path, json.dumps(found))
     return found
 
+# %% ../nbs/16_run.ipynb #70512893
 def tasks_of(run: Run, corpus: Corpus, glue: dict[str, TaskData]) -> dict[str, TaskData]:
     "GLUE tasks, and probes where they are asked for or there is nothing else; probes are the same for all runs on a text."
     return glue | (probe_tasks(corpus.probe_documents()) if run.probes or not glue else {})
@@ -118,6 +121,7 @@ def glue_run(run: Run, corpus: Corpus, tasks: dict[str, TaskData], protocol: str
     if (path := run.folder / "record.json").exists() and chosen == run.recipe.protocol: add_results(path, results)
     return results
 
+# %% ../nbs/16_run.ipynb #991f340a
 def add_results(path: Path, results: list[dict]):
     "Put results into a run's record, and write its report again, if that changes anything."
     record, name = RunRecord.read(path), lambda r: (r["task"], r["init"], r["seed"])
@@ -130,15 +134,12 @@ def write_reports(records: list[RunRecord], *paths: Path):
     "Write a report to each path: Markdown where it ends in .md, else a page."
     for path in paths: write_text(path, report(*records, markdown=path.suffix == ".md"))
 
-# %% ../nbs/16_run.ipynb #17ff7a6b
+# %% ../nbs/16_run.ipynb #a0a2f202
 def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
     "Sentences of held-out text with one word masked."
-    texts, samples = corpus.tokenizer.decode_batch([row.tolist() for row in corpus.heldout[:200]]), []
-    for text in texts:
-        found = [s.split() for s in re.findall(r"(?<=\. )[^.\[\]]{40,120}\.", text)]
-        if found and len(words := found[0]) > 7: samples.append(" ".join([*words[:len(words) // 2], "[MASK]", *words[len(words) // 2 + 1:]]))
-        if len(samples) == count: break
-    return samples
+    texts = corpus.tokenizer.decode_batch([row.tolist() for row in corpus.heldout[:200]])
+    firsts = [found[0].split() for text in texts if (found := re.findall(r"(?<=\. )[^.\[\]]{40,120}\.", text))]
+    return [" ".join([*words[:len(words) // 2], "[MASK]", *words[len(words) // 2 + 1:]]) for words in firsts if len(words) > 7][:count]
 
 # %% ../nbs/16_run.ipynb #4f00ee68
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
@@ -155,7 +156,7 @@ def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> 
     write_text(run.folder / "record.json", record.to_json())
     return RunRecord.read(run.folder / "record.json")
 
-# %% ../nbs/16_run.ipynb #d6dcb5da
+# %% ../nbs/16_run.ipynb #29f9ac81
 def scores_of(results: list[dict]) -> list[str]:
     "Tables of GLUE and of probes, each with what it covers."
     tables = [ScoreTable([r for r in results if (r["task"] in PROBES) == probes]) for probes in (False, True)]
@@ -166,6 +167,7 @@ def summary(record: RunRecord, folder: Path | None = None) -> str:
     scores = scores_of(record.results) or ([f"given up: {stopped}"] if (stopped := record.pretraining.get("stopped")) else [])
     return "\n\n".join([record._repr_markdown_(), *scores, *([f"report: {folder / 'report.html'}"] if folder else [])])
 
+# %% ../nbs/16_run.ipynb #5e428bfa
 def lacks(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> bool:
     "Whether a record is without some of the fine-tuning that is asked for, and worth it."
     asked = {*glue, *({*PROBES} - {"source"} if run.probes or not glue else ())}  # a text of one source has no such probe

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from .budget import UserError
 from .data import hub_revision, hub_spec
+from .stages import whole
 
 
 # Rows
@@ -97,10 +98,9 @@ ARCHIVE = {"CoLA": ("cola", "test", 1063), "SST-2": ("sst2", "test", 1821), "MRP
 def write_archive(path: Path, predictions: dict[str, list[float]], tasks: dict):
     "A zip archive of one table for each entry of `predictions`, named as in ARCHIVE: labels as words or numbers, or values within the scale."
     said = lambda task, value: task.labels[int(value)] if task.labels else f"{min(max(value, 0.0), 5.0):.3f}"
-    with zipfile.ZipFile(part := path.with_name(f".{path.name}"), "w", zipfile.ZIP_DEFLATED) as archive:
+    with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in predictions.items():
             archive.writestr(f"{name}.tsv", "index\tprediction\n" + "".join(f"{i}\t{said(tasks[ARCHIVE[name][0]], value)}\n" for i, value in enumerate(values)))
-    part.replace(path)
 
 def check_table(name: str, text: str, task) -> Iterator[str]:
     "What is wrong with one table of an archive."

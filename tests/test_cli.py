@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import command, lines
 
-from cramming_nb.cli import COMMANDS
+from cramming_nb.cli import COMMANDS, BenchData, BenchGlue, BenchTrain
 from cramming_nb.recipes import RECIPES, flat, load_recipe
 
 HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "numpy", "pyarrow", "transformers"}
@@ -55,18 +55,31 @@ def explained(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_explains_each_field_and_its_default(name, monkeypatch):
+BENCHES = {"train": BenchTrain, "data": BenchData, "glue": BenchGlue}
+PAGES = {name: kind for name, kind in COMMANDS.items() if name != "bench"}
+PAGES |= {f"bench {name}": kind for name, kind in BENCHES.items()}
+
+
+def help_of(name: str, monkeypatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    said = subprocess.run(
-        [sys.executable, "-m", "cramming_nb.cli", name, "--help"], capture_output=True, encoding="utf-8"
-    )
-    found = {entry: text for entry, text in explained(said.stdout).items() if not entry.startswith("-h")}
-    fields = dataclasses.fields(COMMANDS[name])
-    assert said.returncode == 0 and len(found) == len(fields), found
+    call = [sys.executable, "-m", "cramming_nb.cli", *name.split(), "--help"]
+    return subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stdout
+
+
+def test_help_lists_every_bench(monkeypatch):
+    _, listed = help_of("bench", monkeypatch).split("subcommands")
+    listed = " ".join(re.sub(r"[│╭╮╰╯─]", " ", listed).split())
+    found = dict(re.findall(r"• (\w+) (.+?)(?= •|$)", listed))
+    assert found == {name: " ".join(kind.__doc__.split()) for name, kind in BENCHES.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_help_explains_each_field_and_its_default(name, monkeypatch):
+    found = explained(help_of(name, monkeypatch))
+    found = {entry: text for entry, text in found.items() if not entry.startswith("-h")}
+    fields = dataclasses.fields(PAGES[name])
+    assert len(found) == len(fields), found
     for entry, text in found.items():
-        if entry.endswith("(required)"):  # a command of commands: they are listed, and have pages of their own
-            continue
         meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required\))?", text).groups()
         assert default, f"{entry}: no default"
         assert len(meaning.split()) >= 2, f"{entry}: {meaning!r} explains nothing"
