@@ -9,14 +9,15 @@ __all__ = ['NONFINITE', 'HELDOUT_MASKS', 'TrainingConfig', 'PeerLost', 'Group', 
            'advance', 'end_step', 'look', 'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train',
            'pretrain', 'outcome']
 
-# %% ../nbs/10_training.ipynb #c69d29a2
-import json, math, os, signal, time
+# %% ../nbs/10_training.ipynb #4dae85b8
+import json, math, os, signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from timeit import repeat
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -235,15 +236,12 @@ class Trainer(Stepper):
         if self.hardware.device == "cuda" and "random.cuda" in tensors: torch.cuda.set_rng_state(tensors["random.cuda"])
         self.disown()
 
-# %% ../nbs/10_training.ipynb #5e4b44bf
+# %% ../nbs/10_training.ipynb #aeb54b44
 def rows_per_second(trainer: Trainer, rows: int) -> float:
     "The speed of forward and backward over `rows` rows at a time; 0 if they do not fit."
     trainer.micro_batch_size = rows
-    def seconds() -> float:
-        begun = time.perf_counter()
-        trainer.backward(*trainer.corpus.batch(0, rows, trainer.seed), 1.0)[0].item()
-        return time.perf_counter() - begun
-    try: return rows / taken[1] if (taken := if_it_fits(lambda: (seconds(), seconds()))) else 0.0  # the first one warms up
+    work = lambda: trainer.backward(*trainer.corpus.batch(0, rows, trainer.seed), 1.0)[0].item()
+    try: return rows / taken[1] if (taken := if_it_fits(lambda: repeat(work, number=1, repeat=2))) else 0.0  # the first one warms up
     finally: trainer.model.zero_grad()
 
 def find_micro_batch(trainer: Trainer) -> int:
