@@ -41,7 +41,7 @@ def stock_class(arch: Architecture) -> str | None:
         fits = gated and arch.qkv_bias == arch.linear_bias if name == "ModernBertForMaskedLM" else not gated
         if fits and all(getattr(arch, field) == value for field, value in fixed.items()): return name
 
-# %% ../nbs/14_export.ipynb #26d66181
+# %% ../nbs/14_export.ipynb #0c443337
 def stock_config(arch: Architecture) -> dict:
     "The fields of the configuration class that belongs to an architecture."
     function = arch.activation.removesuffix("_glu").replace("relu_squared", "relu2")
@@ -55,6 +55,7 @@ def stock_config(arch: Architecture) -> dict:
         classifier_bias=True, classifier_pooling=dict(mean="mean", first="cls")[arch.pooling], attention_dropout=arch.dropout, embedding_dropout=arch.dropout, mlp_dropout=arch.dropout, layer_types=["full_attention"] * arch.num_layers,
         rope_parameters=turning, bos_token_id=CLS, cls_token_id=CLS, eos_token_id=SEP, sep_token_id=SEP)
 
+# %% ../nbs/14_export.ipynb #75334869
 BERT_NAMES = {  # ours -> theirs
     "encoder.embedding": "bert.embeddings.word_embeddings", "encoder.position": "bert.embeddings.position_embeddings", "encoder.embedding_norm": "bert.embeddings.LayerNorm",
     "encoder.blocks": "bert.encoder.layer", "attention.out": "attention.output.dense", "norm1": "attention.output.LayerNorm", "ffn.up": "intermediate.dense",

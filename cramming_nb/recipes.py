@@ -22,7 +22,7 @@ from .schedule import LR_SCHEDULES, ScheduleConfig, mask_rate, row_length
 from .tokenizer import NORMALIZERS, TOKENIZERS
 from .training import NONFINITE, TrainingConfig
 
-# %% ../nbs/12_recipes.ipynb #0e55b6f5
+# %% ../nbs/12_recipes.ipynb #29763f15
 CHOICES = {  # dotted name -> the names it may have
     "corpus.tokenizer": TOKENIZERS, "corpus.normalizer": NORMALIZERS, "corpus.order": ORDERS, "architecture.activation": ACTIVATIONS, "architecture.position": POSITIONS,
     "architecture.head_transform": HEAD_TRANSFORMS, "architecture.norm": NORMS, "architecture.norm_placement": BLOCKS, "architecture.token_mixing": TOKEN_MIXERS,
@@ -39,7 +39,7 @@ LIMITS = {  # dotted name -> (lowest, highest)
     **dict.fromkeys(("training.micro_batch_size", "training.early_stop_loss", "training.checkpoint_seconds"), (0, 1 << 30)),
     "corpus.seq_length": (2, 1 << 20), "corpus.vocab_size": (6, 1 << 24), "protocol.max_length": (8, 1 << 20)}
 
-# %% ../nbs/12_recipes.ipynb #4fb7d3e3
+# %% ../nbs/12_recipes.ipynb #18519423
 @dataclass(frozen=True)
 class Recipe:
     "Everything that decides a run but its text, budget and seed. The defaults are the paper's final recipe, crammed-v2."
@@ -55,13 +55,11 @@ class Recipe:
     def __post_init__(self):
         arch = replace(self.architecture, vocab_size=self.corpus.vocab_size, max_length=max(self.architecture.max_length, self.corpus.seq_length))
         object.__setattr__(self, "architecture", arch)  # the corpus decides vocabulary and rows
+        values = flat(self)
         for key, choices in CHOICES.items():
-            part, name = key.split(".")
-            if (value := getattr(getattr(self, part), name)) not in choices: raise UserError(f"{key} {value!r}: choose one of {', '.join(choices)}")
+            if values[key] not in choices: raise UserError(f"{key} {values[key]!r}: choose one of {', '.join(choices)}")
         for key, (low, high) in LIMITS.items():
-            part, name = key.split(".")
-            value = getattr(getattr(self, part), name)
-            if not low <= value <= high: raise UserError(f"{key} {value}: give a number from {low:g} to {high:g}")
+            if not low <= values[key] <= high: raise UserError(f"{key} {values[key]}: give a number from {low:g} to {high:g}")
         check(arch)
         rate, length = mask_rate(self.schedule, 0.0, self.objective.mlm_probability), row_length(self.schedule, 0.0, self.corpus.seq_length)
         if rate * length < 1: raise UserError(f"masking {rate:g} of rows of {length} tokens predicts no token; raise the mask rate or the row length")
@@ -70,12 +68,13 @@ class Recipe:
         "The recipe as YAML, every field spelled out."
         return yaml.safe_dump(json.loads(json.dumps(asdict(self))), sort_keys=False)
 
-# %% ../nbs/12_recipes.ipynb #f58cdab4
+# %% ../nbs/12_recipes.ipynb #14adf36d
 def flat(recipe: Recipe) -> dict[str, object]:
     "The fields of a recipe by dotted name."
     parts = json.loads(json.dumps(asdict(recipe)))
     return {f"{part}.{name}": value for part, fields in parts.items() if part != "name" for name, value in fields.items()}
 
+# %% ../nbs/12_recipes.ipynb #cc21eb67
 def change(recipe: Recipe, changes: dict[str, object], name: str | None = None) -> Recipe:
     "The recipe with some fields, by dotted name, set to other values."
     known = flat(recipe)

@@ -4,18 +4,20 @@
 
 # %% auto #0
 __all__ = ['NONFINITE', 'HELDOUT_MASKS', 'TrainingConfig', 'PeerLost', 'Group', 'Learner', 'to_device', 'cut_rows', 'if_it_fits',
-           'Stepper', 'Trainer', 'rows_per_second', 'find_micro_batch', 'Progress', 'resume', 'read_log', 'utilisation',
-           'finite', 'log_line', 'journal', 'Interrupted', 'watch_signals', 'Every', 'Session', 'advance', 'end_step',
-           'look', 'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'train', 'pretrain', 'outcome']
+           'Accumulator', 'Stepper', 'Trainer', 'rows_per_second', 'find_micro_batch', 'Progress', 'resume', 'read_log',
+           'utilisation', 'finite', 'log_line', 'journal', 'Interrupted', 'watch_signals', 'Every', 'Session',
+           'advance', 'end_step', 'look', 'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train',
+           'pretrain', 'outcome']
 
-# %% ../nbs/10_training.ipynb #c69d29a2
-import json, math, os, signal, time
+# %% ../nbs/10_training.ipynb #4dae85b8
+import json, math, os, signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from timeit import repeat
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -145,9 +147,9 @@ def if_it_fits(work: Callable, *args: object) -> object:
     except RuntimeError as error:
         if not is_out_of_memory(error): raise
 
-# %% ../nbs/10_training.ipynb #29bec153
-class Stepper(Learner):
-    "A learner that takes steps."
+# %% ../nbs/10_training.ipynb #55ab9878
+class Accumulator(Learner):
+    "A learner that adds up the gradients of its rows."
     def micro_batch(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float):
         "Forward and backward over rows, `micro_batch_size` at a time; where memory runs out, by halves from then on."
         start = 0
@@ -173,6 +175,9 @@ class Stepper(Learner):
         self.micro_batch_size = rows // 2
         say(f"memory ran out at {rows} rows at a time; {self.micro_batch_size} from now on")
 
+# %% ../nbs/10_training.ipynb #0d8afebb
+class Stepper(Accumulator):
+    "An accumulator that changes the weights."
     def update(self, t: float):
         "One optimiser step at fraction `t` of the budget, with the mean of the gradients that all processes accumulated."
         self.pool()
@@ -231,15 +236,12 @@ class Trainer(Stepper):
         if self.hardware.device == "cuda" and "random.cuda" in tensors: torch.cuda.set_rng_state(tensors["random.cuda"])
         self.disown()
 
-# %% ../nbs/10_training.ipynb #5e4b44bf
+# %% ../nbs/10_training.ipynb #aeb54b44
 def rows_per_second(trainer: Trainer, rows: int) -> float:
     "The speed of forward and backward over `rows` rows at a time; 0 if they do not fit."
     trainer.micro_batch_size = rows
-    def seconds() -> float:
-        begun = time.perf_counter()
-        trainer.backward(*trainer.corpus.batch(0, rows, trainer.seed), 1.0)[0].item()
-        return time.perf_counter() - begun
-    try: return rows / taken[1] if (taken := if_it_fits(lambda: (seconds(), seconds()))) else 0.0  # the first one warms up
+    work = lambda: trainer.backward(*trainer.corpus.batch(0, rows, trainer.seed), 1.0)[0].item()
+    try: return rows / taken[1] if (taken := if_it_fits(lambda: repeat(work, number=1, repeat=2))) else 0.0  # the first one warms up
     finally: trainer.model.zero_grad()
 
 def find_micro_batch(trainer: Trainer) -> int:
@@ -276,14 +278,13 @@ class Progress:
         "Whether a fraction at which the held-out loss is due lies between the last one and `t`."
         return not self.curve or int(t * validations + 1e-9) > int(self.curve[-1]["fraction"] * validations + 1e-9)
 
-# %% ../nbs/10_training.ipynb #ebbfe9b9
+# %% ../nbs/10_training.ipynb #6c02f3c8
 def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
     "Bring trainer and clock to where the newest good checkpoint of a run folder was, and count what was lost after it."
-    if not (found := load_checkpoint(folder / "checkpoints", say=tqdm.write)): run = Progress()
-    else:
-        tensors, state = found
+    tensors, state = load_checkpoint(folder / "checkpoints", say=tqdm.write) or ({}, {})
+    run = Progress(**state | dict(spent=Spent(**state.get("spent", {}))))
+    if tensors:
         trainer.load(tensors)
-        run = Progress(**state | dict(spent=Spent(**state["spent"])))
         trainer.micro_batch_size, trainer.lr = run.micro_batch_size, trainer.lr * run.rate
     clock.shares.update(run.shares)
     if clock.rate or run.finished: return run
@@ -494,16 +495,21 @@ def go_back(session: Session, most: int = 5):
     session.line = asdict(run.spent) | dict(step_seconds=clock.shares["step"])
     session.note(dict(tokens=run.spent.tokens, seconds=seconds, returned_to_step=run.spent.steps, rate=run.rate))
 
-# %% ../nbs/10_training.ipynb #01136960
+# %% ../nbs/10_training.ipynb #72b335c5
+def begin(session: Session):
+    "Start the clock; find the micro-batch if it is left open; save what a rollback may need."
+    session.clock.start()
+    if not session.trainer.micro_batch_size:
+        find_micro_batch(session.trainer)
+        session.clock.lap("probe")
+    if session.trainer.training.nonfinite == "rollback" and not session.run.cursor: save(session)
+
+# %% ../nbs/10_training.ipynb #d4fbf4d1
 def train(session: Session, signals: list[int], snapshots: dict[float, Path]):
     "Train until the budget is spent, a signal comes or the run is given up; then save. A snapshot is due at each fraction, and stays in its folder."
     run, trainer, clock, config, budget = session.run, session.trainer, session.clock, session.trainer.training, session.budget
     lines, saves = Every(1.0, 0.01, budget, run.spent), Every(config.checkpoint_seconds, config.checkpoint_fraction, budget, run.spent)
-    clock.start()
-    if not trainer.micro_batch_size:
-        find_micro_batch(trainer)
-        clock.lap("probe")
-    if config.nonfinite == "rollback" and not run.cursor: save(session)  # there must be something to go back to
+    begin(session)
     while not run.stopped:
         t = session.tick(signals)
         if signals: break
