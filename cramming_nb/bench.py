@@ -232,8 +232,8 @@ def bench_train(size: str = "small",      # a name of SIZES
         memory={name: step.memory for name, step in steps.items()}, matrix_rate=rate, mfu=utilisation(found["rate"]["ours"], arch, rate),
         mfu_datasheet=sheet and utilisation(found["rate"]["ours"], arch, sheet), environment=environment(hardware))
 
-# %% ../nbs/15_bench.ipynb #cd672d4a
-NO_MATTER = re.compile(r"corpus\.(?!seq_length)|protocol\.|optimizer\.(lr|betas|eps|weight_decay|clip)$|schedule\.(lr|warmup|cooldown)$|architecture\.(dropout|pooling|classifier_size|init.*|norm_eps)$|training\.(?!micro_batch_size|dtype|dropout)")
+# %% ../nbs/15_bench.ipynb #63362c72
+NO_MATTER = re.compile(r"corpus\.(?!seq_length|vocab_size)|protocol\.|optimizer\.(lr|betas|eps|weight_decay|clip)$|schedule\.(lr|warmup|cooldown)$|architecture\.(dropout|pooling|classifier_size|init.*|norm_eps)$|training\.(?!micro_batch_size|dtype|dropout)")
 
 def pace(recipe: Recipe) -> dict[str, object]:
     "The fields of a recipe that decide how long its steps take, where they are not those of the paper's final recipe."
