@@ -6,13 +6,14 @@
 __all__ = ['Entry', 'read_list', 'rates_of', 'plan', 'has_record', 'expected', 'take_turns', 'execute_all', 'work_off',
            'side_by_side', 'overview']
 
-# %% ../nbs/17_experiments.ipynb #ef9f482f
+# %% ../nbs/17_experiments.ipynb #7c3fee74
 import json, multiprocessing, os, sys, time
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 import torch
 import yaml
+from joblib import wrap_non_picklable_objects as by_value
 from tqdm import tqdm
 from .bench import bench_recipes, pace
 from .budget import Budget, UserError
@@ -68,7 +69,7 @@ def rates_of(recipes: list[Recipe], path: Path) -> list[float]:
         write_text(path, json.dumps(known, indent=1))
     return [next(k["tokens_per_second"] for k in known if k["pace"] == pace(r)) for r in recipes]
 
-# %% ../nbs/17_experiments.ipynb #fdbc45c4
+# %% ../nbs/17_experiments.ipynb #ca0b6678
 def plan(entries: list[Entry],           # what to run
          folder: Path,                   # where the runs live
          rates: Path | None = None,      # the file of speeds, for rated budgets; default: rates.json in the folder
@@ -78,6 +79,7 @@ def plan(entries: list[Entry],           # what to run
     "The runs a list asks for: each entry once for each of its seeds."
     chosen = [(e, e.changed()) for e in entries if not only or e.changed().name in only]
     if strange := set(only) - {r.name for _, r in chosen}: raise UserError(f"no entry {min(strange)!r}; there are {', '.join(dict.fromkeys(e.changed().name for e in entries))}")
+    if wrong := [e.budget for e, _ in chosen if Budget.parse(e.budget).unit != "seconds" and e.rated]: raise UserError(f"budget {wrong[0]!r} of a rated run: give a time, such as 3m")
     rated = [r for e, r in chosen if e.rated]
     budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json") if rated else []))
     return [Run(r, e.source, budget, seed, folder / run_name(r.name, e.source, e.budget, seed), data_dir, e.glue_dir or None, e.finetune_seeds, e.probes, progress)
@@ -109,7 +111,7 @@ def execute_all(runs: list[Run], jobs: int = 0, progress: bool = True) -> list[R
     else: side_by_side(runs, jobs, progress)
     return [RunRecord.read(run.folder / "record.json") for run in runs if has_record(run)]
 
-# %% ../nbs/17_experiments.ipynb #19a3d20c
+# %% ../nbs/17_experiments.ipynb #4ae87898
 def work_off(runs: list[Run], gpu: int | None, threads: int):
     "What a process of `side_by_side` does; a mistake of the user's, or an interruption, ends it in one line."
     os.setpgrp()  # Ctrl-C is for the one who started it, who passes it on
@@ -121,9 +123,8 @@ def work_off(runs: list[Run], gpu: int | None, threads: int):
 
 def side_by_side(runs: list[Run], jobs: int, progress: bool = True):
     "Execute runs in so many processes, each on a GPU of its own or with its share of the cores."
-    from cramming_nb import experiments  # a new process finds functions by their module, which in a notebook is not this one
     gpus, threads = torch.cuda.device_count(), max(1, os.cpu_count() // jobs)
-    processes = [multiprocessing.get_context("spawn").Process(target=experiments.work_off, args=(runs, n % gpus if gpus else None, threads)) for n in range(jobs)]
+    processes = [multiprocessing.get_context("spawn").Process(target=by_value(work_off), args=(runs, n % gpus if gpus else None, threads)) for n in range(jobs)]
     try:
         for p in processes: p.start()
         with tqdm(total=len(runs), desc="lab", unit="run", disable=not progress) as bar:
