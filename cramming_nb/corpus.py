@@ -173,7 +173,7 @@ def sampled_tokenizer(path: Path, text: Path, config: CorpusConfig, workers: Loc
         write_text(path, tokenizer.to_str(pretty=True))
     table.add("tokenizer", len(chosen), sizes[chosen].sum())
 
-# %% ../nbs/03_corpus.ipynb #a36ea1a6
+# %% ../nbs/03_corpus.ipynb #2cb216db
 class Encoder:
     "A tokenizer with the words it has met."
     def __init__(self, path: str, most: int = 300_000):
@@ -183,7 +183,7 @@ class Encoder:
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         "Token ids of all texts, int32 [tokens], with the number of tokens and the cost of each text, int64 [texts]."
         if len(self.table.numbers) > self.most: self.table, self.pieces = WordTable(), WordPieces(self.tokenizer)
-        words, ends = self.table.number_all(texts)
+        words, ends = self.table.number(texts)
         self.pieces.extend(list(itertools.islice(self.table.numbers, len(self.pieces.lengths), None)))
         sums = lambda per_word: np.diff(np.r_[0, np.cumsum(per_word[words])][ends])
         return self.pieces.gather(words), sums(self.pieces.lengths), sums(self.pieces.costs)
@@ -460,7 +460,7 @@ def row_stage(folder: Path, text: Path, tokens: Path, config: CorpusConfig, iden
     run_stage(folder, make)
     for path in blocks(folder, ".bin", "packed"): path.unlink()
 
-# %% ../nbs/03_corpus.ipynb #95ca029b
+# %% ../nbs/03_corpus.ipynb #40d7053d
 def settings_of(config: CorpusConfig, *names: str) -> dict:
     "Some fields of a configuration, or all; a file is represented by its hash."
     values = asdict(config)
@@ -472,6 +472,9 @@ def settings_of(config: CorpusConfig, *names: str) -> dict:
 def corpus_key(identity: dict, config: CorpusConfig, avoid: Iterable[str] = ()) -> str:
     "Names a corpus by all it depends on."
     return key(identity, settings_of(config), sorted(avoid))
+
+# %% ../nbs/03_corpus.ipynb #7bb9283b
+TOKEN_FIELDS = ("dedup", "tokenizer", "vocab_size", "normalizer", "sample", "filter_tokenizer")
 
 def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, avoid: list[str], workers: Local | Ray, progress: bool, tokenizer: str | None) -> Path:
     "Make the stages that are not there yet; returns the folder of the last."
@@ -487,8 +490,6 @@ def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, 
         stages = stages + stage(tokens, fill_tokens, workers, text, config, progress)
     row_stage(folder := root / f"corpus-{corpus_key(identity, config, avoid)}", text, tokens, config, identity, avoid, workers, stages)
     return folder
-
-TOKEN_FIELDS = ("dedup", "tokenizer", "vocab_size", "normalizer", "sample", "filter_tokenizer")
 
 # %% ../nbs/03_corpus.ipynb #9d3790bb
 def given(docs: list[dict]) -> dict:
@@ -513,7 +514,7 @@ def get_corpus(source: str | list[dict],       # a source string of chapter 01, 
             build_corpus(root, identity, source_parts(source, progress) if ours else [partial(iter, source)], config, avoid, workers, progress, tokenizer)
     return Corpus(folder)
 
-# %% ../nbs/03_corpus.ipynb #bc51befd
+# %% ../nbs/03_corpus.ipynb #00722681
 def spread_rows(corpus: Corpus, most: int = 20_000) -> np.ndarray:
     "At most so many rows, evenly spread over the corpus."
     return corpus.rows[np.linspace(0, len(corpus.rows) - 1, min(most, len(corpus.rows))).astype(int)]
@@ -529,11 +530,12 @@ def statistics(corpus: Corpus) -> dict[str, float]:
             "pieces in use": float((counts > 0).mean()), "characters a token": letters / rows[:1000].size,
             "entropy of tokens (nats)": float(-(shares * np.log(shares)).sum()), "unigram line (nats)": corpus.manifest["unigram_entropy"]}
 
+# %% ../nbs/03_corpus.ipynb #c44206f5
 def draw(corpus: Corpus) -> object:
     "A figure: how frequent pieces are, how full of documents rows are, and what the order does."
     import matplotlib.pyplot as plt
     rows = spread_rows(corpus)
-    stops = (rows == corpus.tokenizer.token_to_id(".")).sum(1)
+    stops, order = (rows == corpus.tokenizer.token_to_id(".")).sum(1), corpus.manifest["config"]["order"]
     fig, (one, two, three) = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
     counts = np.sort(np.bincount(rows.ravel()))[::-1]
     one.loglog(np.arange(1, len(counts) + 1), counts.clip(min=0.5))
@@ -541,5 +543,5 @@ def draw(corpus: Corpus) -> object:
     two.hist(segments(rows)[:, -1] + 1, bins=np.arange(0.5, 9), color="tab:blue")
     two.set(xlabel="documents in a row", ylabel="rows", title=f"{np.mean(segments(rows)[:, -1] > 0):.0%} of rows span documents")
     three.plot(np.linspace(0, 100, 50), [part.mean() for part in np.array_split(stops, 50)])
-    three.set(xlabel="place in the corpus (%)", ylabel="full stops a row", ylim=0, title=f"Order: {corpus.manifest['config']['order'].replace('_', ' ')}")
+    three.set(xlabel="place in the corpus (%)", ylabel="full stops a row", ylim=0, title=f"Stored by {order.replace('_', ' ')}" if order != "random" else "Stored as the text came")
     return fig

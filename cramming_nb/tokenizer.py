@@ -173,25 +173,17 @@ def adopt_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, np.ndarray]:
     state |= dict(added_tokens=[dict(id=i, content=name) | plain for i, name in enumerate(SPECIAL_TOKENS)], post_processor=None)
     return framed(Tokenizer.from_str(json.dumps(state))), new
 
-# %% ../nbs/02_tokenizer.ipynb #14289f6e
+# %% ../nbs/02_tokenizer.ipynb #0a5aff81
 class WordTable:
     "The distinct words of a text, split at white space, numbered in the order they appear."
     def __init__(self): self.numbers = defaultdict(itertools.count().__next__)
 
-    def number(self, text: str) -> np.ndarray:
-        "The words of `text` as their numbers, int32 [words]; unseen words get the next ones."
-        return np.fromiter(map(self.numbers.__getitem__, text.split()), np.int32)
-
-    def number_all(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        "The same for many texts at once: numbers, int32 [words], and where each text begins and ends among them, int32 [texts + 1]."
+    def number(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        "The words of all texts as their numbers, int32 [words], unseen words get the next ones; and where each text begins and ends among them, int32 [texts + 1]."
         words = split_texts(texts)
         coded = words.flatten().dictionary_encode()  # the distinct words of these texts, and which of them each word is
         numbers = np.fromiter(map(self.numbers.__getitem__, coded.dictionary.to_pylist()), np.int32, len(coded.dictionary))
         return numbers[coded.indices.to_numpy()], words.offsets.to_numpy()
-
-    def words(self) -> list[str]:
-        "All words, by number."
-        return list(self.numbers)
 
 # %% ../nbs/02_tokenizer.ipynb #bc9153ab
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
