@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['PAPER_SCORES', 'BINARY', 'ENTAILS', 'THREE', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PROTOCOLS', 'SENTENCE', 'PROBES',
            'SMALL', 'SHARED', 'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue',
-           'Protocol', 'for_task', 'encode', 'collate', 'bucket', 'sentences', 'Examples', 'FrugalDropout', 'FineTuner',
-           'replicates', 'percentiles', 'finetune', 'Sampler', 'order', 'source', 'adjacent', 'relation', 'overlap',
-           'probe_tasks', 'encoder_weights', 'prepare', 'call', 'finetune_job', 'workers', 'evaluate', 'show',
-           'deviations', 'Scores', 'ScoreTable', 'compare', 'write_submission']
+           'Protocol', 'for_task', 'encode', 'collate', 'bucket', 'sentences', 'Examples', 'FrugalDropout',
+           'SparseOptimizer', 'FineTuner', 'replicates', 'percentiles', 'finetune', 'Sampler', 'order', 'source',
+           'adjacent', 'relation', 'overlap', 'probe_tasks', 'encoder_weights', 'prepare', 'call', 'finetune_job',
+           'workers', 'evaluate', 'show', 'deviations', 'Scores', 'ScoreTable', 'compare', 'write_submission']
 
 # %% ../nbs/11_glue.ipynb #96bf2659
 import hashlib, json, math, multiprocessing, re, signal, time
@@ -221,7 +221,21 @@ class FrugalDropout(nn.Dropout):
         dice = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
         return x * (dice >= round(self.p * 2**16) - 2**15).to(x.dtype).mul_(1 / (1 - self.p))
 
-# %% ../nbs/11_glue.ipynb #6be6af16
+# %% ../nbs/11_glue.ipynb #ea82dc03
+class SparseOptimizer(Optimizer):
+    "An optimiser for one backward pass a step, in which few rows of an embedding have a gradient; those of the step before are `written`."
+    written = []
+    @torch.no_grad()
+    def accumulate(self):
+        for total, w in zip(self.grads, self.weights):
+            if w.grad.is_sparse:
+                total[self.written], self.written = 0, w.grad._indices()[0]
+                total.index_add_(0, self.written, w.grad._values().float())
+            else: total.copy_(w.grad)
+            w.grad = None
+        self.empty = False
+
+# %% ../nbs/11_glue.ipynb #7a233cd7
 class FineTuner(Examples):
     "A task being learned: an encoder with a head, its optimiser, and batches of the task's rows."
     def __init__(self, arch: Architecture, weights: dict | None, tokenizer: Tokenizer, data: TaskData, protocol: Protocol, seed: int, hardware: Hardware):
@@ -232,12 +246,13 @@ class FineTuner(Examples):
         if weights is not None: encoder.load_state_dict(weights)
         self.embedding, self.place = encoder.embedding.weight.detach(), torch.zeros(arch.vocab_size, dtype=torch.long)
         self.place[self.rows] = torch.arange(len(self.rows))  # in the smaller embedding
-        encoder.embedding = nn.Embedding.from_pretrained(self.embedding[self.rows], freeze=False)
+        frugal = hardware.device == "cpu"
+        encoder.embedding = nn.Embedding.from_pretrained(self.embedding[self.rows], freeze=False, sparse=frugal)
         self.model = SequenceClassifier(encoder, len(data.task.labels or [0])).to(hardware.device, hardware.dtype).train()
-        for part in self.model.modules() if hardware.device == "cpu" else ():
+        for part in self.model.modules() if frugal else ():
             if type(part) is nn.Dropout: part.__class__ = FrugalDropout
         self.place, self.targets = self.place.to(hardware.device), self.targets.to(hardware.device)
-        self.optimizer = Optimizer(self.model, OptimizerConfig(lr=protocol.lr, eps=1e-6, weight_decay=protocol.weight_decay, clip=0.0))
+        self.optimizer = (SparseOptimizer if frugal else Optimizer)(self.model, OptimizerConfig(lr=protocol.lr, eps=1e-6, weight_decay=protocol.weight_decay, clip=0.0))
         self.batches = [b for _ in range(protocol.epochs) for b in bucket(np.array([*map(len, self.ids)]), protocol.batch_size, rng)]
 
     def logits(self, ids: list[list[int]]) -> torch.Tensor:
