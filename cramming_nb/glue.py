@@ -221,12 +221,14 @@ class FrugalDropout(nn.Dropout):
         dice = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
         return x * (dice >= round(self.p * 2**16) - 2**15).to(x.dtype).mul_(1 / (1 - self.p))
 
-# %% ../nbs/11_glue.ipynb #ea82dc03
+# %% ../nbs/11_glue.ipynb #861fb9bf
 class SparseOptimizer(Optimizer):
     "An optimiser for one backward pass a step, in which few rows of an embedding have a gradient; those of the step before are `written`."
     written = []
+
     @torch.no_grad()
     def accumulate(self):
+        "Put the gradients into the masters', in float32, and clear them."
         for total, w in zip(self.grads, self.weights):
             if w.grad.is_sparse:
                 total[self.written], self.written = 0, w.grad._indices()[0]
