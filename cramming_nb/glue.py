@@ -189,7 +189,7 @@ def sentences(text: str, shortest: int = 5, longest: int = 40) -> list[str]:
     "The sentences of a text that have between `shortest` and `longest` words, white space made single."
     return [" ".join(words) for s in SENTENCE.split(text) if shortest <= len(words := s.split()) <= longest]
 
-# %% ../nbs/11_glue.ipynb #07677285
+# %% ../nbs/11_glue.ipynb #19298fea
 class Examples:
     "A task's rows as token ids, and what is to be learned from them."
     def __init__(self, tokenizer: Tokenizer, data: TaskData, length: int):  # tokens a row at most
@@ -209,6 +209,7 @@ class Examples:
         return sorted({0}.union(*(row for rows in (self.data.train, *self.data.dev.values(), *self.data.tests.values()) for row in self.tokens(rows))))
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        "Cross-entropy or squared error of logits [B, labels], a scalar; targets [B] are a part of `targets`."
         return F.cross_entropy(logits, targets) if self.data.task.labels else F.mse_loss(logits[:, 0], targets)
 
     def answers(self, logits: torch.Tensor) -> torch.Tensor: return logits.argmax(1) if self.data.task.labels else logits[:, 0] * self.scale + self.center
@@ -237,7 +238,7 @@ class SparseOptimizer(Optimizer):
             w.grad = None
         self.empty = False
 
-# %% ../nbs/11_glue.ipynb #7a233cd7
+# %% ../nbs/11_glue.ipynb #1d7ef30f
 class FineTuner(Examples):
     "A task being learned: an encoder with a head, its optimiser, and batches of the task's rows."
     def __init__(self, arch: Architecture, weights: dict | None, tokenizer: Tokenizer, data: TaskData, protocol: Protocol, seed: int, hardware: Hardware):
@@ -258,6 +259,7 @@ class FineTuner(Examples):
         self.batches = [b for _ in range(protocol.epochs) for b in bucket(np.array([*map(len, self.ids)]), protocol.batch_size, rng)]
 
     def logits(self, ids: list[list[int]]) -> torch.Tensor:
+        "What the model says about rows of token ids, in float32 [B, labels]."
         padded, real = collate(ids, self.hardware.device)
         return self.model(self.place[padded], real).float()
 
