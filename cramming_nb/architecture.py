@@ -139,14 +139,14 @@ class ScaledSinusoidal(Sinusoidal):
 
 # %% ../nbs/05_architecture.ipynb #446a2bab
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    "Turn pairs of features of x [B, heads, S, d] by angles that grow with position; table [.., S, d/2, 2] holds cosine and sine."
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = table.unbind(-1)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    "Turn pairs of features of x [B, heads, S, d] by angles that grow with position; table [.., S, 2, d]: what a feature is multiplied by, and its partner."
+    cos, sin = table.unbind(-2)
+    return x * cos + x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin
 
 def rotary_table(length: int, head_size: int) -> Tensor:
-    "Cosine and sine of position × 10000^(-2i/head_size) [length, head_size/2, 2] (Su et al. 2021)."
-    return sinusoids(length, head_size).unflatten(-1, (-1, 2)).flip(-1)
+    "Cosine and sine of position × 10000^(-2i/head_size), the sine with its sign for each of a pair [length, 2, head_size] (Su et al. 2021)."
+    sin, cos = sinusoids(length, head_size).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([torch.stack([cos, cos], -1), torch.stack([-sin, sin], -1)], 1).flatten(2)
 
 class Rotary(nn.Module):
     "Turns queries or keys by their positions: all of them, or those `at` [B, k]."

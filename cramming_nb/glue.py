@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['PAPER_SCORES', 'BINARY', 'ENTAILS', 'THREE', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PROTOCOLS', 'SENTENCE', 'PROBES',
            'SMALL', 'SHARED', 'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue',
-           'Protocol', 'for_task', 'encode', 'collate', 'bucket', 'sentences', 'FineTuner', 'replicates', 'percentiles',
-           'finetune', 'Sampler', 'order', 'source', 'adjacent', 'relation', 'overlap', 'probe_tasks',
-           'encoder_weights', 'prepare', 'call', 'finetune_job', 'evaluate', 'show', 'deviations', 'ScoreTable',
-           'compare', 'write_submission']
+           'Protocol', 'for_task', 'encode', 'collate', 'bucket', 'sentences', 'Examples', 'FrugalDropout',
+           'SparseOptimizer', 'FineTuner', 'replicates', 'percentiles', 'finetune', 'Sampler', 'order', 'source',
+           'adjacent', 'relation', 'overlap', 'probe_tasks', 'encoder_weights', 'prepare', 'call', 'finetune_job',
+           'workers', 'evaluate', 'show', 'deviations', 'Scores', 'ScoreTable', 'compare', 'write_submission']
 
-# %% ../nbs/11_glue.ipynb #4ff57123
+# %% ../nbs/11_glue.ipynb #96bf2659
 import hashlib, json, math, multiprocessing, re, signal, time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 import numpy as np
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -163,10 +165,11 @@ def encode(tokenizer: Tokenizer, rows: list[tuple], max_length: int) -> list[lis
     tokenizer.no_truncation()
     return [e.ids for e in encodings]
 
-# %% ../nbs/11_glue.ipynb #7f2bb149
+# %% ../nbs/11_glue.ipynb #47ad6078
 def collate(ids: list[list[int]], device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    "Rows padded to the next multiple of 8 [B, S], and where tokens are real [B, S]."
-    length = -(-max(map(len, ids)) // 8) * 8
+    "Rows padded to the next multiple of 8, on a CPU of 2 [B, S], and where tokens are real [B, S]."
+    step = 2 if device == "cpu" else 8
+    length = -(-max(map(len, ids)) // step) * step
     padded = torch.tensor([row + [0] * (length - len(row)) for row in ids])
     return padded.to(device), (torch.arange(length) < torch.tensor([[len(row)] for row in ids])).to(device)
 
@@ -186,34 +189,83 @@ def sentences(text: str, shortest: int = 5, longest: int = 40) -> list[str]:
     "The sentences of a text that have between `shortest` and `longest` words, white space made single."
     return [" ".join(words) for s in SENTENCE.split(text) if shortest <= len(words := s.split()) <= longest]
 
-# %% ../nbs/11_glue.ipynb #9802765a
-class FineTuner:
-    "A task being learned: an encoder with a head, its optimiser, and the task's rows as token ids."
-    def __init__(self, arch: Architecture, weights: dict | None, tokenizer: Tokenizer, data: TaskData, protocol: Protocol, seed: int, hardware: Hardware):
-        torch.manual_seed(seed)
-        self.tokenizer, self.data, self.protocol, self.hardware = tokenizer, data, protocol, hardware
-        encoder, rng = Encoder(arch, hardware.attention), np.random.default_rng(seed)
-        if weights is not None: encoder.load_state_dict(weights)
-        self.model = SequenceClassifier(encoder, len(data.task.labels or [0])).to(hardware.device, hardware.dtype).train()
-        self.optimizer = Optimizer(self.model, OptimizerConfig(lr=protocol.lr, eps=1e-6, weight_decay=protocol.weight_decay, clip=0.0))
+# %% ../nbs/11_glue.ipynb #19298fea
+class Examples:
+    "A task's rows as token ids, and what is to be learned from them."
+    def __init__(self, tokenizer: Tokenizer, data: TaskData, length: int):  # tokens a row at most
+        self.tokenizer, self.data, self.length = tokenizer, data, length
         self.ids, labels = self.tokens(data.train), np.array([row[2] for row in data.train])
         self.center, self.scale = (0, 1) if data.task.labels else (labels.mean(), labels.std() or 1.0)
-        self.targets = torch.from_numpy(labels if data.task.labels else ((labels - self.center) / self.scale).astype(np.float32)).to(hardware.device)
-        self.batches = [b for _ in range(protocol.epochs) for b in bucket(np.array([*map(len, self.ids)]), protocol.batch_size, rng)]
+        self.targets = torch.from_numpy(labels if data.task.labels else ((labels - self.center) / self.scale).astype(np.float32))
 
     def tokens(self, rows: list[tuple]) -> list[list[int]]:
         "Token ids of rows, made once a process for each tokenizer and length."
-        length = min(self.protocol.max_length, self.model.encoder.arch.max_length)
-        if (key := (id(rows), length, hash(self.tokenizer.to_str()))) not in self.data.ids: self.data.ids[key] = encode(self.tokenizer, rows, length)
+        key = id(rows), self.length, hash(self.tokenizer.to_str())
+        if key not in self.data.ids: self.data.ids[key] = encode(self.tokenizer, rows, self.length)
         return self.data.ids[key]
 
-    def logits(self, ids: list[list[int]]) -> torch.Tensor: return self.model(*collate(ids, self.hardware.device)).float()
+    def pieces(self) -> list[int]:
+        "The token ids that the task has, in order, and that of padding."
+        return sorted({0}.union(*(row for rows in (self.data.train, *self.data.dev.values(), *self.data.tests.values()) for row in self.tokens(rows))))
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        "Cross-entropy or squared error of logits [B, labels], a scalar; targets [B] are a part of `targets`."
+        return F.cross_entropy(logits, targets) if self.data.task.labels else F.mse_loss(logits[:, 0], targets)
+
     def answers(self, logits: torch.Tensor) -> torch.Tensor: return logits.argmax(1) if self.data.task.labels else logits[:, 0] * self.scale + self.center
+
+# %% ../nbs/11_glue.ipynb #f2fab705
+class FrugalDropout(nn.Dropout):
+    "Dropout that throws its dice four at a time, for CPUs, where that takes longer than the rest of it; [...] -> [...]."
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not (self.training and self.p): return x
+        dice = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
+        return x * (dice >= round(self.p * 2**16) - 2**15).to(x.dtype).mul_(1 / (1 - self.p))
+
+# %% ../nbs/11_glue.ipynb #861fb9bf
+class SparseOptimizer(Optimizer):
+    "An optimiser for one backward pass a step, in which few rows of an embedding have a gradient; those of the step before are `written`."
+    written = []
+
+    @torch.no_grad()
+    def accumulate(self):
+        "Put the gradients into the masters', in float32, and clear them."
+        for total, w in zip(self.grads, self.weights):
+            if w.grad.is_sparse:
+                total[self.written], self.written = 0, w.grad._indices()[0]
+                total.index_add_(0, self.written, w.grad._values().float())
+            else: total.copy_(w.grad)
+            w.grad = None
+        self.empty = False
+
+# %% ../nbs/11_glue.ipynb #1d7ef30f
+class FineTuner(Examples):
+    "A task being learned: an encoder with a head, its optimiser, and batches of the task's rows."
+    def __init__(self, arch: Architecture, weights: dict | None, tokenizer: Tokenizer, data: TaskData, protocol: Protocol, seed: int, hardware: Hardware):
+        super().__init__(tokenizer, data, min(protocol.max_length, arch.max_length))
+        torch.manual_seed(seed)
+        self.protocol, self.hardware, self.rows = protocol, hardware, torch.tensor(self.pieces())
+        encoder, rng = Encoder(arch, hardware.attention), np.random.default_rng(seed)
+        if weights is not None: encoder.load_state_dict(weights)
+        self.embedding, self.place = encoder.embedding.weight.detach(), torch.zeros(arch.vocab_size, dtype=torch.long)
+        self.place[self.rows] = torch.arange(len(self.rows))  # in the smaller embedding
+        frugal = hardware.device == "cpu"
+        encoder.embedding = nn.Embedding.from_pretrained(self.embedding[self.rows], freeze=False, sparse=frugal)
+        self.model = SequenceClassifier(encoder, len(data.task.labels or [0])).to(hardware.device, hardware.dtype).train()
+        for part in self.model.modules() if frugal else ():
+            if type(part) is nn.Dropout: part.__class__ = FrugalDropout
+        self.place, self.targets = self.place.to(hardware.device), self.targets.to(hardware.device)
+        self.optimizer = (SparseOptimizer if frugal else Optimizer)(self.model, OptimizerConfig(lr=protocol.lr, eps=1e-6, weight_decay=protocol.weight_decay, clip=0.0))
+        self.batches = [b for _ in range(protocol.epochs) for b in bucket(np.array([*map(len, self.ids)]), protocol.batch_size, rng)]
+
+    def logits(self, ids: list[list[int]]) -> torch.Tensor:
+        "What the model says about rows of token ids, in float32 [B, labels]."
+        padded, real = collate(ids, self.hardware.device)
+        return self.model(self.place[padded], real).float()
 
     def step(self, batch: np.ndarray, fraction: float = 0.5):
         "Learn from some rows, by their numbers, at some fraction of the whole."
-        logits, targets = self.logits([self.ids[i] for i in batch]), self.targets[batch]
-        self.optimizer.backward(F.cross_entropy(logits, targets) if self.data.task.labels else F.mse_loss(logits[:, 0], targets))
+        self.optimizer.backward(self.loss(self.logits([self.ids[i] for i in batch]), self.targets[batch]))
         self.optimizer.accumulate()
         self.optimizer.step(self.protocol.lr * lr_factor(ScheduleConfig(lr=self.protocol.schedule, warmup=self.protocol.warmup), fraction))
 
@@ -227,7 +279,8 @@ class FineTuner:
 
     def encoder(self) -> dict[str, torch.Tensor]:
         "The encoder's weights, in float32, by name."
-        return {name.removeprefix("encoder."): w.detach().cpu() for name, w in zip(self.optimizer.names, self.optimizer.masters) if name.startswith("encoder.")}
+        found = {name.removeprefix("encoder."): w.detach().cpu() for name, w in self.optimizer.named.items() if name.startswith("encoder.")}
+        return found | {"embedding.weight": self.embedding.index_copy(0, self.rows, found["embedding.weight"])}
 
 # %% ../nbs/11_glue.ipynb #7eabdde7
 def replicates(metric: Callable, predicted: np.ndarray, labels: np.ndarray, samples: int = 200) -> list[float]:
@@ -359,7 +412,19 @@ def finetune_job(job: tuple, data: dict[str, TaskData], arch: Architecture, chec
     keep = mnli if protocol.mnli_first and name == "mnli" else None
     return dict(task=name, init=init, seed=seed) | finetune(arch, weights, Tokenizer.from_file(tokenizer), given, for_task(protocol, name, data), seed, hardware, keep=keep)
 
-# %% ../nbs/11_glue.ipynb #4254f678
+# %% ../nbs/11_glue.ipynb #3e660063
+@contextmanager
+def workers(number: int, work: Callable) -> Iterator[Callable]:
+    "A function that gives the results of jobs as they come, from so many processes, which end with the block."
+    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), prepare, (work,)) if number > 1 else None
+    try: yield lambda jobs: (f.result() for f in as_completed([pool.submit(call, job) for job in jobs])) if pool else map(work, jobs)
+    except BaseException:
+        for process in list(pool._processes.values()) if pool else (): process.terminate()
+        raise
+    finally:
+        if pool: pool.shutdown(wait=False, cancel_futures=True)
+
+# %% ../nbs/11_glue.ipynb #35e01d72
 def evaluate(data: dict[str, TaskData],       # tasks
              arch: Architecture,              # of the encoder
              checkpoints: Path, tokenizer: str,  # of the pretrained model; path of its tokenizer.json
@@ -377,22 +442,13 @@ def evaluate(data: dict[str, TaskData],       # tasks
     done = lambda job: path(job).exists() and (not protocol.mnli_first or job[0] != "mnli" or Path(f"{encoders}-{job[1]}-{job[2]}.safetensors").exists())
     todo = sorted((job for job in jobs if not done(job)), key=lambda job: -len(data[job[0]].train))  # longest first
     work = partial(finetune_job, data=data, arch=arch, checkpoints=checkpoints, tokenizer=tokenizer, protocol=protocol, hardware=hardware, encoders=encoders)
-    bar = tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress)
-    workers = 1 if hardware.device == "cuda" else min(hardware.threads, len(todo))
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), prepare, (work,)) if workers > 1 else None
-    try:
+    number = 1 if hardware.device == "cuda" else min(hardware.threads, len(todo))
+    with workers(number, work) as compute, tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress) as bar:
         for waits in (False, True):
-            part = [job for job in todo if (protocol.mnli_first and job[0] in SMALL) == waits]
-            for result in (f.result() for f in as_completed([pool.submit(call, job) for job in part])) if pool else map(work, part):
+            for result in compute([job for job in todo if (protocol.mnli_first and job[0] in SMALL) == waits]):
                 write_text(path((result["task"], result["init"], result["seed"])), json.dumps(result))
                 bar.set_postfix_str(f"{result['task']} {next(iter(result['scores'].values())):.2f}", refresh=False)
                 bar.update()
-    except BaseException:
-        for process in list(pool._processes.values()) if pool else (): process.terminate()
-        raise
-    finally:
-        bar.close()
-        if pool: pool.shutdown(wait=False, cancel_futures=True)
     return [json.loads(path(job).read_text()) for job in jobs]
 
 # %% ../nbs/11_glue.ipynb #9be1fb8b
@@ -410,8 +466,8 @@ def deviations(results: list[dict]) -> list[str]:
     notes = Counter(note for r in results for note in r.get("notes", ()))
     return said + [f"{note} in {n} of {sum(note.split(':')[0] in r['scores'] for r in results)} fine-tunings" for note, n in notes.items()]
 
-# %% ../nbs/11_glue.ipynb #66311d68
-class ScoreTable:
+# %% ../nbs/11_glue.ipynb #aad2b46d
+class Scores:
     "Scores by task, the median over seeds, with and without pretraining. Where there are GLUE tasks, probes are left to a table of their own."
     def __init__(self, results: list[dict]):
         found = list(dict.fromkeys(c for r in results for c in r["scores"]))
@@ -438,6 +494,9 @@ class ScoreTable:
         draw = lambda k: k[np.random.default_rng(side).integers(0, len(k), k.shape[::-1]), np.arange(k.shape[1])[:, None]]
         return sum(w * np.median(draw(kept[c]), axis=1) for c, w in self.weights.get(which, {which: 1.0}).items())
 
+# %% ../nbs/11_glue.ipynb #298d1fa1
+class ScoreTable(Scores):
+    "Scores, as a table shows them."
     def cell(self, init: str, which: str = "mean") -> str:
         "A column's median or a mean, and its interval; of records without replicates a column's range over seeds, or the interval of a single one."
         if (again := self.medians(init, which)) is not None: return show(self.mean(init, which), percentiles(again))

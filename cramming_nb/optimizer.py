@@ -67,7 +67,7 @@ def scale_and_clip(grads: list[Tensor], scale: Tensor | float, limit: float) -> 
     "Scale gradients, in place, and once more where their global L2 norm is then above the limit (0: none); returns that norm."
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) * scale
     if limit: scale = scale * (limit / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(grads, scale)
+    if limit or grads[0].is_cuda or scale != 1: torch._foreach_mul_(grads, scale)  # a GPU is not asked, for it would be waited for
     return norm
 
 # %% ../nbs/07_optimizer.ipynb #fa90e6fd

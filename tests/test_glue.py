@@ -7,11 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from conftest import GLUE_ROWS, contents, lines, write_jsonl
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from cramming_nb import glue as chapter
+from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
 from cramming_nb.budget import UserError
 from cramming_nb.glue import NINE, PROTOCOLS, TASKS, ScoreTable, accuracy, compare, load_glue, replicates
+from cramming_nb.hardware import Hardware
+from cramming_nb.optimizer import Optimizer, OptimizerConfig
 from cramming_nb.records import RunRecord
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
 
@@ -262,6 +270,32 @@ def test_mnli_first(a_copy, glue, monkeypatch):
 
 
 THREE = ("entailment", "neutral", "contradiction")
+
+
+def test_a_part_of_the_embedding_learns_as_the_whole_would():
+    """Only rows of the task are optimised, from sparse gradients; dense AdamW on all rows gives the same weights."""
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w1"))
+    words.pre_tokenizer = WhitespaceSplit()
+    rng = np.random.default_rng(0)
+    rows = [(" ".join(f"w{i}" for i in rng.integers(2, 30, 5)), None, n % 2) for n in range(24)]
+    arch = Architecture(
+        vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, ffn_size=32, dropout=0.0, classifier_size=8
+    )
+    data, protocol = chapter.TaskData(TASKS["sst2"], rows, {"sst2": rows[:4]}), chapter.Protocol(lr=1e-2, batch_size=4)
+    tuner = chapter.FineTuner(arch, None, words, data, protocol, 0, Hardware("cpu", torch.float32, "explicit", 1, ""))
+    torch.manual_seed(0)
+    whole = SequenceClassifier(Encoder(arch), 2)
+    dense = Optimizer(whole, OptimizerConfig(lr=1e-2, eps=1e-6, weight_decay=0.0, clip=0.0))
+    for batch in tuner.batches[:12]:
+        tuner.step(batch)
+        logits = whole(*chapter.collate([tuner.ids[i] for i in batch], "cpu"))
+        dense.backward(F.cross_entropy(logits, tuner.targets[batch]))
+        dense.accumulate()
+        dense.step(tuner.optimizer.rules[0].param_groups[0]["lr"])
+    learned = tuner.encoder()
+    assert len(tuner.rows) < 40 and learned["embedding.weight"].shape == (64, 16)
+    for name, weight in whole.encoder.named_parameters():
+        torch.testing.assert_close(learned[name], weight.detach(), rtol=0, atol=1e-4)
 
 
 def test_carried_warmup():
