@@ -266,7 +266,7 @@ def make_norm(arch: Architecture) -> nn.Module:
     "The norm of the architecture, over hidden_size features."
     return NORMS[arch.norm](arch.hidden_size, arch.norm_eps)
 
-# %% ../nbs/05_architecture.ipynb #48452e80
+# %% ../nbs/05_architecture.ipynb #2a1b76e3
 class PreNormBlock(nn.Module):
     "Normalise, transform, add, [B, S, H] -> [B, S or k, H]: the residual stream is never normalised (paper, section 4.2)."
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
@@ -284,6 +284,7 @@ class PreNormBlock(nn.Module):
         x = self.mix(self.norm1(x), at, sight) + take(x, at)
         return x + self.dropout(self.ffn(self.norm2(x)))
 
+# %% ../nbs/05_architecture.ipynb #d3beaa0b
 class PostNormBlock(PreNormBlock):
     "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
     def forward(self, x: Tensor, at: Tensor | None = None, sight: Sight = EVERYTHING) -> Tensor:
