@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['FUNCTIONS', 'ACTIVATIONS', 'ATTENTIONS', 'POSITIONS', 'EVERYTHING', 'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS',
            'HEAD_TRANSFORMS', 'POOLINGS', 'PARTS', 'Architecture', 'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths',
-           'FeedForward', 'explicit_attention', 'sdpa_attention', 'sinusoids', 'LearnedPosition', 'Sinusoidal',
-           'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary', 'Unchanged', 'documents_of', 'Sight', 'sight',
-           'take', 'Attention', 'NeighborMixing', 'waves', 'FourierMixing', 'make_norm', 'PreNormBlock',
-           'PostNormBlock', 'SandwichBlock', 'drawn', 'initialise', 'mean_pooling', 'first_pooling', 'Encoder', 'check',
-           'MaskedLM', 'SequenceClassifier', 'TokenClassifier', 'QuestionAnswerer', 'parameters_by_part',
-           'flops_by_part', 'flops_per_token']
+           'FeedForward', 'explicit_attention', 'sinusoids', 'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal',
+           'rotate', 'rotary_table', 'Rotary', 'Unchanged', 'documents_of', 'Sight', 'sight', 'take', 'Attention',
+           'NeighborMixing', 'waves', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock', 'SandwichBlock',
+           'drawn', 'initialise', 'mean_pooling', 'first_pooling', 'Encoder', 'check', 'MaskedLM', 'SequenceClassifier',
+           'TokenClassifier', 'QuestionAnswerer', 'parameters_by_part', 'flops_by_part', 'flops_per_token']
 
 # %% ../nbs/05_architecture.ipynb #bb5d73c1
 import math, re
@@ -97,18 +96,14 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(after, arch.hidden_size, bias=arch.linear_bias)
     def forward(self, x: Tensor) -> Tensor: return self.down(self.activation(self.up(x)))
 
-# %% ../nbs/05_architecture.ipynb #a0af15c1
+# %% ../nbs/05_architecture.ipynb #45469412
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
     "Softmax attention spelled out: q [B, heads, Q, d], k and v [B, heads, S, d], additive mask [B, 1, 1, S]; fastest on CPUs."
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if mask is not None: scores = scores + mask
     return F.dropout(scores.softmax(-1), dropout) @ v
 
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
-    "The same shapes [B, heads, S, d] by torch's fused kernels; fastest on GPUs."
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout)
-
-ATTENTIONS = {"explicit": explicit_attention, "sdpa": sdpa_attention}
+ATTENTIONS = {"explicit": explicit_attention, "sdpa": F.scaled_dot_product_attention}  # torch's fused kernels are fastest on GPUs
 
 # %% ../nbs/05_architecture.ipynb #e83868a5
 def sinusoids(length: int, size: int) -> Tensor:
@@ -266,7 +261,7 @@ def make_norm(arch: Architecture) -> nn.Module:
     "The norm of the architecture, over hidden_size features."
     return NORMS[arch.norm](arch.hidden_size, arch.norm_eps)
 
-# %% ../nbs/05_architecture.ipynb #48452e80
+# %% ../nbs/05_architecture.ipynb #2a1b76e3
 class PreNormBlock(nn.Module):
     "Normalise, transform, add, [B, S, H] -> [B, S or k, H]: the residual stream is never normalised (paper, section 4.2)."
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
@@ -284,6 +279,7 @@ class PreNormBlock(nn.Module):
         x = self.mix(self.norm1(x), at, sight) + take(x, at)
         return x + self.dropout(self.ffn(self.norm2(x)))
 
+# %% ../nbs/05_architecture.ipynb #d3beaa0b
 class PostNormBlock(PreNormBlock):
     "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
     def forward(self, x: Tensor, at: Tensor | None = None, sight: Sight = EVERYTHING) -> Tensor:

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['Shape', 'wsd', 'LR_SCHEDULES', 'LEVELS', 'triangle2', 'one_cycle', 'cosine', 'linear', 'inverse_sqrt', 'constant',
-           'warm_up', 'cool_down', 'then', 'ScheduleConfig', 'lr_factor', 'batch_rows', 'level', 'mask_rate',
-           'row_length']
+           'warm_up', 'cool_down', 'ScheduleConfig', 'lr_factor', 'batch_rows', 'level', 'mask_rate', 'row_length']
 
-# %% ../nbs/08_schedule.ipynb #2421b8ce
+# %% ../nbs/08_schedule.ipynb #cd1a389a
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 from .budget import UserError
 
 # %% ../nbs/08_schedule.ipynb #9c057358
@@ -38,7 +37,7 @@ def constant(t: float) -> float:
     "The peak throughout."
     return 1.0
 
-# %% ../nbs/08_schedule.ipynb #05ce2182
+# %% ../nbs/08_schedule.ipynb #bd6dfb39
 Shape = Callable[[float], float]  # fraction of the budget spent -> share of the peak
 
 def warm_up(shape: Shape, over: float) -> Shape:
@@ -48,10 +47,6 @@ def warm_up(shape: Shape, over: float) -> Shape:
 def cool_down(shape: Shape, over: float) -> Shape:
     "`shape` times a fall to zero, by 1 − √, over the last `over` of the budget."
     return lambda t: shape(t) * (1 - math.sqrt(1 - min(1.0, max(0.0, 1 - t) / over)) if over else 1.0)
-
-def then(first: Shape, at: float, second: Shape) -> Shape:
-    "`first`, squeezed into [0, `at`], then `second`, squeezed into the rest."
-    return lambda t: first(t / at) if t < at or at == 1 else second((t - at) / (1 - at))
 
 # %% ../nbs/08_schedule.ipynb #e1350235
 wsd = cool_down(constant, 0.3)  # warm-up, stable, decay (Hu et al. 2024); the warm-up is `ScheduleConfig.warmup`
