@@ -43,7 +43,7 @@ class Entry:
         recipe = load_recipe(self.recipe)
         return change(recipe, self.set, self.name or "-".join([recipe.name, *(f"{k.split('.')[-1]}={v}" for k, v in self.set.items())]))
 
-# %% ../nbs/17_experiments.ipynb #69d3dbba
+# %% ../nbs/17_experiments.ipynb #396bd1e7
 def read_list(path: Path) -> list[Entry]:
     "The entries of a YAML list of runs."
     known = {f.name: type(getattr(Entry(), f.name)) for f in fields(Entry)}
@@ -52,8 +52,7 @@ def read_list(path: Path) -> list[Entry]:
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries): raise UserError(f"{path}: write a list of runs, each with some of {', '.join(known)}")
     for number, entry in enumerate(entries, 1):
         if unknown := set(entry) - set(known): raise UserError(f"{path}, run {number}: unknown field {min(map(str, unknown))!r}; known are {', '.join(known)}")
-        for key, value in entry.items():
-            if type(value) is not known[key]: raise UserError(f"{path}, run {number}: {key} {value!r}; write it as in recipe: pocket, budget: 3m, a list of seeds: [0, 1], set: {{schedule.batch_size: 64}}")
+        if wrong := [f"{key} {value!r}" for key, value in entry.items() if type(value) is not known[key]]: raise UserError(f"{path}, run {number}: {wrong[0]}; write it as in recipe: pocket, budget: 3m, a list of seeds: [0, 1], set: {{schedule.batch_size: 64}}")
     return [Entry(**entry) for entry in entries]
 
 # %% ../nbs/17_experiments.ipynb #d328651b
@@ -69,7 +68,7 @@ def rates_of(recipes: list[Recipe], path: Path) -> list[float]:
         write_text(path, json.dumps(known, indent=1))
     return [next(k["tokens_per_second"] for k in known if k["pace"] == pace(r)) for r in recipes]
 
-# %% ../nbs/17_experiments.ipynb #ca0b6678
+# %% ../nbs/17_experiments.ipynb #49f8bd9d
 def plan(entries: list[Entry],           # what to run
          folder: Path,                   # where the runs live
          rates: Path | None = None,      # the file of speeds, for rated budgets; default: rates.json in the folder
@@ -81,7 +80,7 @@ def plan(entries: list[Entry],           # what to run
     if strange := set(only) - {r.name for _, r in chosen}: raise UserError(f"no entry {min(strange)!r}; there are {', '.join(dict.fromkeys(e.changed().name for e in entries))}")
     if wrong := [e.budget for e, _ in chosen if Budget.parse(e.budget).unit != "seconds" and e.rated]: raise UserError(f"budget {wrong[0]!r} of a rated run: give a time, such as 3m")
     rated = [r for e, r in chosen if e.rated]
-    budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json") if rated else []))
+    budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json")))
     return [Run(r, e.source, budget, seed, folder / run_name(r.name, e.source, e.budget, seed), data_dir, e.glue_dir or None, e.finetune_seeds, e.probes, progress)
             for e, r in chosen for budget in [f"{e.budget}@{budgets[r.name]}tok/s" if e.rated else e.budget] for seed in e.seeds]
 
