@@ -361,7 +361,7 @@ def overlap(sampler: Sampler) -> tuple:
     edited = np.where(sampler.rng.random(len(words)) < kept / 5, words, sampler.rng.choice(sampler.words, len(words)))
     return text[i], " ".join(edited), float(kept)
 
-# %% ../nbs/11_glue.ipynb #2fdaa242
+# %% ../nbs/11_glue.ipynb #a9f3fbac
 PROBES = {make.__name__: (make, Task(make.__name__, "", pair, labels, metric)) for make, pair, labels, metric in (
     (order, False, BINARY, matthews), (source, False, (), accuracy), (adjacent, True, BINARY, f1),
     (relation, True, (0, 1, 2), accuracy), (overlap, True, None, spearman))}
@@ -372,7 +372,7 @@ def probe_tasks(docs: list[dict],    # with `text` and `source`
                 seed: int = 0) -> dict[str, TaskData]:
     "Five tasks made from a text's own documents, a quarter of which are kept for scoring."
     docs, rng = [d for d in docs if len(sentences(d["text"])) >= 3], np.random.default_rng(seed)
-    if len(docs) < 8: raise UserError(f"{len(docs)} probe documents have three sentences or more; probe tasks need 8: give more text, or --glue-dir")
+    if len(docs) < 8: raise UserError(f"{len(docs)} probe documents have three sentences or more; probe tasks need 8: give more text, or --glue-dir, or leave fine-tuning out with --finetune-seeds 0")
     parts = [d for i, d in enumerate(docs) if i % 4], docs[::4]
     both = set.intersection(*({d["source"] for d in part} for part in parts))
     classes = [c for c, _ in Counter(d["source"] for d in docs).most_common(8) if c in both]
