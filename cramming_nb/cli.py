@@ -263,7 +263,7 @@ class BenchGlue(Measure):
         tasks = tasks or book.glue.probe_tasks(corpus.probe_documents())
         self.show(book.bench.bench_glue(recipe.architecture, str(corpus.folder / "tokenizer.json"), tasks, self.steps, self.rounds))
 
-# %% ../nbs/18_cli.ipynb #71841b88
+# %% ../nbs/18_cli.ipynb #c79ac10e
 BENCHES = (Annotated[BenchTrain, tyro.conf.subcommand("train", prefix_name=False)] | Annotated[BenchData, tyro.conf.subcommand("data", prefix_name=False)]
            | Annotated[BenchGlue, tyro.conf.subcommand("glue", prefix_name=False)])
 
@@ -274,10 +274,10 @@ class Bench:
 
     def main(self):
         for name, value in vars(self.what).items():
-            if type(value) in (int, float) and value <= 0: raise UserError(f"--{name} {value:g}: give a number above 0")
+            if type(value) in (int, float) and value <= 0: raise UserError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
         self.what.main()
 
-# %% ../nbs/18_cli.ipynb #ba181193
+# %% ../nbs/18_cli.ipynb #52eb67fe
 @dataclass
 class Lab:
     "Execute a list of runs; those with a record are skipped. Any number of these commands may work through one list."
@@ -289,9 +289,8 @@ class Lab:
 
     def main(self):
         if self.jobs < 0: raise UserError(f"--jobs {self.jobs}: give 1 or more, or 0 for one a GPU")
-        lab = book.experiments
-        runs = lab.plan(lab.read_list(self.list), self.folder, self.list.with_name("rates.json"), self.only, self.data_dir)
-        print(lab.overview(lab.execute_all(runs, self.jobs)))
+        runs = book.experiments.plan(book.experiments.read_list(self.list), self.folder, self.list.with_name("rates.json"), self.only, self.data_dir)
+        print(book.experiments.overview(book.experiments.execute_all(runs, self.jobs)))
 
 # %% ../nbs/18_cli.ipynb #5e1817ba
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)

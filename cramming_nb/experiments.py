@@ -6,9 +6,9 @@
 __all__ = ['Entry', 'read_list', 'rates_of', 'plan', 'has_record', 'expected', 'take_turns', 'execute_all', 'work_off',
            'side_by_side', 'overview']
 
-# %% ../nbs/17_experiments.ipynb #7c3fee74
+# %% ../nbs/17_experiments.ipynb #51b465ef
 import json, multiprocessing, os, sys, time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 import torch
@@ -20,7 +20,7 @@ from .budget import Budget, UserError
 from .recipes import Recipe, change, load_recipe
 from .records import RunRecord
 from .run import Run, execute, run_name
-from .stages import Busy, write_text
+from .stages import Busy, lock, write_text
 from .training import Interrupted
 
 # %% ../nbs/17_experiments.ipynb #0fc03495
@@ -68,7 +68,7 @@ def rates_of(recipes: list[Recipe], path: Path) -> list[float]:
         write_text(path, json.dumps(known, indent=1))
     return [next(k["tokens_per_second"] for k in known if k["pace"] == pace(r)) for r in recipes]
 
-# %% ../nbs/17_experiments.ipynb #49f8bd9d
+# %% ../nbs/17_experiments.ipynb #3714f7fa
 def plan(entries: list[Entry],           # what to run
          folder: Path,                   # where the runs live
          rates: Path | None = None,      # the file of speeds, for rated budgets; default: rates.json in the folder
@@ -80,7 +80,8 @@ def plan(entries: list[Entry],           # what to run
     if strange := set(only) - {r.name for _, r in chosen}: raise UserError(f"no entry {min(strange)!r}; there are {', '.join(dict.fromkeys(e.changed().name for e in entries))}")
     if wrong := [e.budget for e, _ in chosen if Budget.parse(e.budget).unit != "seconds" and e.rated]: raise UserError(f"budget {wrong[0]!r} of a rated run: give a time, such as 3m")
     rated = [r for e, r in chosen if e.rated]
-    budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json")))
+    with lock(folder, wait=True) if rated else nullcontext():  # two who measure at once measure half a machine
+        budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json")))
     return [Run(r, e.source, budget, seed, folder / run_name(r.name, e.source, e.budget, seed), data_dir, e.glue_dir or None, e.finetune_seeds, e.probes, progress)
             for e, r in chosen for budget in [f"{e.budget}@{budgets[r.name]}tok/s" if e.rated else e.budget] for seed in e.seeds]
 
@@ -110,11 +111,11 @@ def execute_all(runs: list[Run], jobs: int = 0, progress: bool = True) -> list[R
     else: side_by_side(runs, jobs, progress)
     return [RunRecord.read(run.folder / "record.json") for run in runs if has_record(run)]
 
-# %% ../nbs/17_experiments.ipynb #4ae87898
+# %% ../nbs/17_experiments.ipynb #aa661439
 def work_off(runs: list[Run], gpu: int | None, threads: int):
     "What a process of `side_by_side` does; a mistake of the user's, or an interruption, ends it in one line."
     os.setpgrp()  # Ctrl-C is for the one who started it, who passes it on
-    if gpu is not None: os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    if gpu is not None: torch.cuda.set_device(gpu)
     torch.set_num_threads(threads)
     try: take_turns([replace(run, progress=False) for run in runs], progress=False)
     except UserError as error: sys.exit(f"cram: {error}")
@@ -133,9 +134,9 @@ def side_by_side(runs: list[Run], jobs: int, progress: bool = True):
             bar.update(sum(map(has_record, runs)) - bar.n)
         if any(p.exitcode for p in processes): raise UserError("a process of the lab has ended before its time; what is finished is kept, and the same command goes on")
     finally:
-        for p in [p for p in processes if p.pid]:
-            p.terminate()
-            p.join()
+        started = [p for p in processes if p.pid]
+        for p in started: p.terminate()
+        for p in started: p.join()
 
 # %% ../nbs/17_experiments.ipynb #b8cfc23a
 def overview(records: list[RunRecord]) -> str:

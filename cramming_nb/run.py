@@ -167,11 +167,11 @@ def summary(record: RunRecord, folder: Path | None = None) -> str:
     scores = scores_of(record.results) or ([f"given up: {stopped}"] if (stopped := record.pretraining.get("stopped")) else [])
     return "\n\n".join([record._repr_markdown_(), *scores, *([f"report: {folder / 'report.html'}"] if folder else [])])
 
-# %% ../nbs/16_run.ipynb #5e428bfa
+# %% ../nbs/16_run.ipynb #2b52f1fe
 def lacks(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> bool:
     "Whether a record is without some of the fine-tuning that is asked for, and worth it."
-    asked = {*glue, *({*PROBES} - {"source"} if run.probes or not glue else ())}  # a text of one source has no such probe
     done = Counter(r["task"] for r in record.results if r["init"] == "pretrained")
+    asked = {*glue, *({*PROBES} - {"source"} if run.probes or not glue and done.keys() <= PROBES.keys() else ())}  # a text of one source has no such probe
     return not record.pretraining.get("stopped") and any(done[task] < run.finetune_seeds for task in asked)
 
 def execute(run: Run) -> RunRecord:

@@ -63,7 +63,7 @@ def test_one_entry_by_name(lab):
 
 
 def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
-    assert lab.write({}).__call__().code == 0
+    assert lab.write({})().code == 0
     (bare,) = lab.records()
     said = lab.write(dict(finetune_seeds=2, glue_dir=str(glue)))()
     assert said.code == 0, said.err
@@ -72,6 +72,8 @@ def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
     assert sorted((r["task"], r["init"], r["seed"]) for r in full.results) == sorted(
         (t, i, s) for t in ("cola", "stsb", "rte") for i in ("pretrained", "random") for s in (0, 1)
     )
+    assert lab.write(dict(finetune_seeds=2))().code == 0  # without --glue-dir, what is there is printed
+    assert lab.records() == [full]
 
 
 def test_a_rated_budget_is_the_same_whatever_the_machine_does(lab):
@@ -112,7 +114,8 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab):
     assert [r.seed for r in lab.records()] == [0, 1, 2]
 
 
-def test_a_mistake_ends_all_processes_in_a_line(lab):
+def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
     lab.write({}, dict(source="files:nothing-*.txt", name="lost"))
-    said = lab("--jobs", "2")
-    assert said.code == 2 and said.err.count("Traceback") == 0
+    said = cram("lab", "list.yaml", "--jobs", "2")  # with all that its processes say
+    assert said.returncode == 2 and "Traceback" not in said.stderr
+    assert "nothing-*.txt" in said.stderr and "the same command goes on" in said.stderr
