@@ -25,12 +25,12 @@ class Book:
 
 book = Book()
 
-# %% ../nbs/18_cli.ipynb #8b00c062
+# %% ../nbs/18_cli.ipynb #314d3042
 @dataclass
 class Pretrain:
     "Pretrain a language model within a budget; the same command again resumes it."
     recipe: Positional[str] = "pocket"  # a recipe of `cram recipes`, or a .yaml file
-    source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]
+    source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]
     budget: str = "3m"                  # what pretraining may spend, such as 3m, 24h, 300Mtok, 2e17flop or 1000step (paper, section 2: 24h)
     seed: int = 0                       # of initial weights, masks, and the order of rows where that is random
     name: str = ""                      # of the folder under runs/; default: recipe-source-budget-seed
@@ -71,13 +71,13 @@ class RunAll(Pretrain):
         run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
         print(book.run.summary(book.run.execute(run), run.folder))
 
-# %% ../nbs/18_cli.ipynb #5430c41f
+# %% ../nbs/18_cli.ipynb #bb7a4f4e
 @dataclass
 class Data:
     "Build a corpus, or look at one that is built."
     action: Positional[Literal["build", "inspect"]] = "build"  # inspect also shows statistics, rows and a picture
     recipe: Positional[str] = "pocket"  # its corpus settings are used
-    source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]
+    source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]
     data_dir: Path | None = None        # where corpora are kept; default: the user's cache folder
     engine: Literal["local", "ray"] = "local"  # who does the work: this machine's cores, or Ray (extra ray)
     set: tuple[str, ...] = ()           # changes to the recipe, such as corpus.normalizer=unicode
@@ -198,17 +198,18 @@ class Predict(OnRun):
                 print(text if len(masks) == 1 else f"{text}  (mask {number} of {len(masks)})")
                 for word, chance in fills: print(f"  {word:{max(len(w) for w, _ in fills)}} {chance:6.1%}  {'█' * round(40 * chance)}".rstrip())
 
-# %% ../nbs/18_cli.ipynb #4da15407
+# %% ../nbs/18_cli.ipynb #5d90c793
 @dataclass
 class Recipes:
     "List the recipes, show one as YAML, explain its fields, or print what differs between two."
     action: Positional[Literal["list", "show", "fields", "diff"]] = "list"  # what to do
-    names: Positional[tuple[str, ...]] = ()                                 # one recipe to show or explain, two to compare
+    names: Positional[tuple[str, ...]] = ()                                 # one recipe to show or explain (default: pocket), two to compare
 
     def main(self):
         known = book.recipes.RECIPES
-        if len(self.names) != (needed := dict(list=0, show=1, fields=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(known)}")
-        found = [book.recipes.load_recipe(name) for name in self.names]
+        names = self.names or ("pocket",) * (self.action in ("show", "fields"))
+        if len(names) != (needed := dict(list=0, show=1, fields=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(known)}")
+        found = [book.recipes.load_recipe(name) for name in names]
         if self.action == "list":
             for r in known.values(): print(f"{r.name:14} {r.architecture.num_layers} × {r.architecture.hidden_size}, vocabulary {r.corpus.vocab_size}, batch {r.schedule.batch_size}, {r.schedule.lr}")
         elif self.action == "show": print(found[0].to_yaml(), end="")
@@ -238,11 +239,11 @@ class BenchTrain(Measure):
 
     def main(self): self.show(book.bench.bench_train(self.size, self.rounds, self.rows))
 
-# %% ../nbs/18_cli.ipynb #af6e67c2
+# %% ../nbs/18_cli.ipynb #d2f04fd6
 @dataclass
 class BenchData(Measure):
     "Text to ordered rows, filter and tokenizer training included: ours and the reference's; megabytes a second, memory, and how it grows."
-    source: str = "machine"  # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]
+    source: str = "machine"  # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]
     megabytes: float = 50    # of it
     vocab_size: int = 8192   # pieces of the tokenizer
     rounds: int = 2          # turns of each contestant
@@ -292,7 +293,7 @@ class Lab:
         runs = book.experiments.plan(book.experiments.read_list(self.list), self.folder, self.list.with_name("rates.json"), self.only, self.data_dir)
         print(book.experiments.overview(book.experiments.execute_all(runs, self.jobs)))
 
-# %% ../nbs/18_cli.ipynb #5e1817ba
+# %% ../nbs/18_cli.ipynb #3b0e43f2
 COMMANDS = dict(run=RunAll, data=Data, pretrain=Pretrain, glue=Glue, report=Report, export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)
 
 def parse(argv: list[str]) -> object:
@@ -307,7 +308,7 @@ def parse(argv: list[str]) -> object:
                 print("The fields of a recipe, for --set, with the defaults of the paper's final recipe:\n")
                 Recipes("fields", ("crammed-v2",)).main()
             raise
-        text = re.sub(r"^(.+?) \1", r"\1", " ".join(re.sub(r"[\u2500-\u257f]|\x1b\[[0-9;]*m", " ", said.getvalue()).split()))
+        text = re.sub(r"^(.+?) \1", r"\1", " ".join(re.sub(r"[\u2500-\u257f]|-{3,}|\x1b\[[0-9;]*m", " ", said.getvalue()).split()))
         meant = re.search(r"Perhaps you meant: (\S+)", text)
         raise UserError(re.split(r" (?:For full helptext|Argument helptext|Perhaps you meant|Available)", text)[0]
                         + (f"; did you mean {meant[1]}?" if meant else "; see cram --help")) from None

@@ -55,20 +55,20 @@ def read_list(path: Path) -> list[Entry]:
         if wrong := [f"{key} {value!r}" for key, value in entry.items() if type(value) is not known[key]]: raise UserError(f"{path}, run {number}: {wrong[0]}; write it as in recipe: pocket, budget: 3m, a list of seeds: [0, 1], set: {{schedule.batch_size: 64}}")
     return [Entry(**entry) for entry in entries]
 
-# %% ../nbs/17_experiments.ipynb #d328651b
-def rates_of(recipes: list[Recipe], path: Path) -> list[float]:
+# %% ../nbs/17_experiments.ipynb #bd55005b
+def rates_of(recipes: list[Recipe], path: Path, progress: bool = True) -> list[float]:
     "Tokens that count as one second of each recipe, as a file has them; what it lacks is measured, and noted there."
     known = json.loads(path.read_text()) if path.exists() else []
     if missing := [r for r in recipes if pace(r) not in [k["pace"] for k in known]]:
         new = list({json.dumps(pace(r), sort_keys=True): r for r in missing}.values())
         yardstick = change(Recipe(), known[0]["pace"]) if known else new[0]
-        measured = bench_recipes([yardstick, *new])
+        measured = bench_recipes([yardstick, *new], progress=progress)
         scale = known[0]["tokens_per_second"] / measured[0] if known else 1.0
         known += [dict(pace=pace(r), tokens_per_second=round(scale * speed)) for r, speed in zip(new, measured[1:])]
         write_text(path, json.dumps(known, indent=1))
     return [next(k["tokens_per_second"] for k in known if k["pace"] == pace(r)) for r in recipes]
 
-# %% ../nbs/17_experiments.ipynb #3714f7fa
+# %% ../nbs/17_experiments.ipynb #cf07a09d
 def plan(entries: list[Entry],           # what to run
          folder: Path,                   # where the runs live
          rates: Path | None = None,      # the file of speeds, for rated budgets; default: rates.json in the folder
@@ -81,7 +81,7 @@ def plan(entries: list[Entry],           # what to run
     if wrong := [e.budget for e, _ in chosen if Budget.parse(e.budget).unit != "seconds" and e.rated]: raise UserError(f"budget {wrong[0]!r} of a rated run: give a time, such as 3m")
     rated = [r for e, r in chosen if e.rated]
     with lock(folder, wait=True) if rated else nullcontext():  # two who measure at once measure half a machine
-        budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json")))
+        budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json", progress)))
     return [Run(r, e.source, budget, seed, folder / run_name(r.name, e.source, e.budget, seed), data_dir, e.glue_dir or None, e.finetune_seeds, e.probes, progress)
             for e, r in chosen for budget in [f"{e.budget}@{budgets[r.name]}tok/s" if e.rated else e.budget] for seed in e.seeds]
 

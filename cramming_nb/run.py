@@ -43,10 +43,11 @@ class Run:
     tensorboard: bool = False      # log lines for TensorBoard too
     group: Group = field(default_factory=Group)  # the processes of the job; one, unless `torchrun` started more
 
-# %% ../nbs/16_run.ipynb #58a10aef
+# %% ../nbs/16_run.ipynb #415a4be4
 def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run: its recipe, source, budget and seed, fit for a folder."
-    return re.sub(r"[^\w.-]+", "_", f"{recipe}-{Path(source).name.split('.')[0]}-{budget}-{seed}")
+    text = next(p.name for p in (Path(source), *Path(source).parents) if not {*"*?"} & {*p.name}).removeprefix("files:")  # a pattern is named after its folder
+    return re.sub(r"[^\w.-]+", "_", f"{recipe}-{text.split('.')[0] or 'files'}-{budget}-{seed}")
 
 # %% ../nbs/16_run.ipynb #11f3c1e8
 def load_run(folder: Path, data_dir: Path | None = None, **options: object) -> Run:

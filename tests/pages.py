@@ -273,19 +273,21 @@ class Page:
 
 
 def flat(entries: list) -> list[str]:
-    """The notebooks of a sidebar, in order."""
-    return [name for e in entries for name in (flat(e["contents"]) if isinstance(e, dict) else [e])]
+    """The notebooks of a sidebar, in order: entries are names, {text, href} or {section, contents}."""
+    rows = [e if isinstance(e, dict) else {"href": e} for e in entries]
+    return [name for row in rows for name in (flat(row["contents"]) if "section" in row else [row["href"]])]
 
 
 def nested(entries: list, pages: dict, here: Page) -> str:
     """The sidebar as lists of links."""
     items = []
-    for e in entries:
-        if isinstance(e, dict):
-            items.append(f"{escape(e['section'])}{nested(e['contents'], pages, here)}")
-        elif e in pages:
-            mark = ' aria-current="page"' if e == here.name else ""
-            items.append(f'<a href="{here.up}{pages[e].href}"{mark}>{escape(pages[e].meta.get("title", e))}</a>')
+    for row in [e if isinstance(e, dict) else {"href": e} for e in entries]:
+        if "section" in row:
+            items.append(f"{escape(row['section'])}{nested(row['contents'], pages, here)}")
+        elif (name := row["href"]) in pages:
+            mark = ' aria-current="page"' if name == here.name else ""
+            title = row.get("text") or pages[name].meta.get("title", name)
+            items.append(f'<a href="{here.up}{pages[name].href}"{mark}>{escape(title)}</a>')
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 

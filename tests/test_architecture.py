@@ -277,7 +277,8 @@ SIZES = {
     "bert-24h": 111.2,
     "bert-minimal": 110.9,
     "izsak": 337.1,
-    "pocket": 3_674_112,
+    "pocket": 3_411_968,
+    "crammed-nb": 119_592_960,
 }
 
 

@@ -34,7 +34,7 @@ ARCHITECTURES = {
         **SMALL, **MODERN, qkv_bias=True, linear_bias=True, decoder_bias=True, activation="silu_glu", pooling="first"
     ),
     "crammed": Architecture(**SMALL),
-    "pocket": Architecture(**SMALL, activation="gelu", position="rotary", neighbor_mixing=2),
+    "pocket": Architecture(**SMALL, position="rotary", neighbor_mixing=2),
     "documents": Architecture(**SMALL, document_attention=True, block_mixing=1, qk_norm=True),
     "fourier": Architecture(**SMALL, token_mixing="fourier", norm="rms_norm"),
     "untied": Architecture(**SMALL, tie_embeddings=False, embedding_size=16, head_transform="linear"),

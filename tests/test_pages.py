@@ -59,7 +59,9 @@ def site(tmp_path):
         head = {"cell_type": "raw", "metadata": {}, "source": "---\ntitle: Front\noutput-file: index.html\n---\n"}
         pages = {
             "index.ipynb": [head, *cells],
-            "lab/other.ipynb": [markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).\n\n### half {#half}")],
+            "lab/other.ipynb": [
+                markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).\n\n### half {#half}")
+            ],
         }
         for name, page in pages.items():
             numbered = [cell | {"id": str(i)} for i, cell in enumerate(page)]
@@ -141,6 +143,11 @@ def test_sidebar_and_notebooks_agree(site):
         "sidebar.yml: lab/other.ipynb is missing",
         "sidebar.yml: there is no 01_gone.ipynb",
     ]
+
+
+def test_the_sidebar_gives_a_page_another_title(site, tmp_path):
+    assert site(sidebar=[{"text": "00 Front", "href": "index.ipynb"}, "lab/other.ipynb"]) == []
+    assert ">00 Front</a>" in (tmp_path / "out" / "lab" / "other.html").read_text()
 
 
 def test_options_are_read_as_yaml():
