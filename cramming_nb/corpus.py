@@ -267,13 +267,13 @@ def segments(ids: np.ndarray) -> np.ndarray:
     ends = ids == SEP
     return np.cumsum(ends, 1) - ends
 
-# %% ../nbs/03_corpus.ipynb #a1ac1df8
+# %% ../nbs/03_corpus.ipynb #3fb2ef41
 def split_documents(prints: np.ndarray, sizes: np.ndarray, heldout: float, probe: float, most: int = 20_000_000) -> np.ndarray:
     "Which documents train (0), are held out (1) or feed the probes (2), by fingerprint, so that no other text moves them far; `heldout` and `probe` are shares of the characters, at most `most` each."
     held, probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     order = np.argsort(prints)
-    order = order[sizes[order] <= max(held, probed, np.median(sizes))]  # a longer document would be all there is in its share
-    before = np.cumsum(sizes[order]) - sizes[order]                     # text in documents of smaller fingerprint
+    order = order[sizes[order] <= max(held / 4, probed / 4, np.median(sizes))]  # a longer document would be most of its share
+    before = np.cumsum(sizes[order]) - sizes[order]  # text in documents of smaller fingerprint
     split = np.zeros(len(prints), np.int8)
     split[order[before < held + probed]] = 2
     split[order[before < held]] = 1
