@@ -31,7 +31,7 @@ def test_module_is_the_command():
     call = [sys.executable, "-m", "cramming_nb.cli"]  # as torchrun starts it
     said = subprocess.run([*call, "--version"], capture_output=True, text=True)
     assert (said.returncode, said.stdout.strip()) == (0, version("cramming_nb"))
-    said = subprocess.run([*call, "recipes", "show"], capture_output=True, text=True)
+    said = subprocess.run([*call, "recipes", "diff"], capture_output=True, text=True)
     assert said.returncode == 2 and said.stderr.startswith("cram: ")
 
 
