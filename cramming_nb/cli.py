@@ -198,7 +198,7 @@ class Predict(OnRun):
                 print(text if len(masks) == 1 else f"{text}  (mask {number} of {len(masks)})")
                 for word, chance in fills: print(f"  {word:{max(len(w) for w, _ in fills)}} {chance:6.1%}  {'█' * round(40 * chance)}".rstrip())
 
-# %% ../nbs/18_cli.ipynb #5d90c793
+# %% ../nbs/18_cli.ipynb #db45d610
 @dataclass
 class Recipes:
     "List the recipes, show one as YAML, explain its fields, or print what differs between two."
@@ -206,12 +206,11 @@ class Recipes:
     names: Positional[tuple[str, ...]] = ()                                 # one recipe to show or explain (default: pocket), two to compare
 
     def main(self):
-        known = book.recipes.RECIPES
         names = self.names or ("pocket",) * (self.action in ("show", "fields"))
-        if len(names) != (needed := dict(list=0, show=1, fields=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(known)}")
+        if len(names) != (needed := dict(list=0, show=1, fields=1, diff=2)[self.action]): raise UserError(f"cram recipes {self.action} takes {needed} names; there are {', '.join(book.recipes.RECIPES)}")
         found = [book.recipes.load_recipe(name) for name in names]
         if self.action == "list":
-            for r in known.values(): print(f"{r.name:14} {r.architecture.num_layers} × {r.architecture.hidden_size}, vocabulary {r.corpus.vocab_size}, batch {r.schedule.batch_size}, {r.schedule.lr}")
+            for r in book.recipes.RECIPES.values(): print(f"{r.name:14} {r.architecture.num_layers} × {r.architecture.hidden_size}, vocabulary {r.corpus.vocab_size}, batch {r.schedule.batch_size}, {r.schedule.lr}")
         elif self.action == "show": print(found[0].to_yaml(), end="")
         elif self.action == "fields":
             for key, meaning in book.recipes.field_help(found[0]).items(): print(f"{key + ' = ' + json.dumps(book.recipes.flat(found[0])[key]):48} {meaning}")

@@ -267,16 +267,15 @@ def segments(ids: np.ndarray) -> np.ndarray:
     ends = ids == SEP
     return np.cumsum(ends, 1) - ends
 
-# %% ../nbs/03_corpus.ipynb #3fb2ef41
+# %% ../nbs/03_corpus.ipynb #4ca4573e
 def split_documents(prints: np.ndarray, sizes: np.ndarray, heldout: float, probe: float, most: int = 20_000_000) -> np.ndarray:
     "Which documents train (0), are held out (1) or feed the probes (2), by fingerprint, so that no other text moves them far; `heldout` and `probe` are shares of the characters, at most `most` each."
     held, probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
-    order = np.argsort(prints)
-    order = order[sizes[order] <= max(held / 4, probed / 4, np.median(sizes))]  # a longer document would be most of its share
+    order = np.lexsort((prints, sizes > max(held / 4, probed / 4, np.median(sizes))))  # what would be most of its share comes last
+    order = order[sizes[order] <= max(held, probed, np.median(sizes))]  # and what would be all of it, not at all
     before = np.cumsum(sizes[order]) - sizes[order]  # text in documents of smaller fingerprint
     split = np.zeros(len(prints), np.int8)
-    split[order[before < held + probed]] = 2
-    split[order[before < held]] = 1
+    split[order] = np.select([before < held, before < held + probed], [1, 2])
     if not (split == 2).any() and len(order) > 1: split[order[1]] = 2
     return split
 

@@ -111,7 +111,7 @@ def execute_all(runs: list[Run], jobs: int = 0, progress: bool = True) -> list[R
     else: side_by_side(runs, jobs, progress)
     return [RunRecord.read(run.folder / "record.json") for run in runs if has_record(run)]
 
-# %% ../nbs/17_experiments.ipynb #aa661439
+# %% ../nbs/17_experiments.ipynb #dd3fd7c9
 def work_off(runs: list[Run], gpu: int | None, threads: int):
     "What a process of `side_by_side` does; a mistake of the user's, or an interruption, ends it in one line."
     os.setpgrp()  # Ctrl-C is for the one who started it, who passes it on
@@ -134,8 +134,7 @@ def side_by_side(runs: list[Run], jobs: int, progress: bool = True):
             bar.update(sum(map(has_record, runs)) - bar.n)
         if any(p.exitcode for p in processes): raise UserError("a process of the lab has ended before its time; what is finished is kept, and the same command goes on")
     finally:
-        started = [p for p in processes if p.pid]
-        for p in started: p.terminate()
+        for p in (started := [p for p in processes if p.pid]): p.terminate()
         for p in started: p.join()
 
 # %% ../nbs/17_experiments.ipynb #b8cfc23a
