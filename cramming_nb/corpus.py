@@ -46,8 +46,8 @@ class CorpusConfig:
     decontaminate: bool = False      # leave out documents that overlap with the sentences of tasks; they are counted in any case
     filter_tokenizer: str = ""       # a tokenizer.json from elsewhere that counts for the filter, as the reference borrows ALBERT's
 
-# %% ../nbs/03_corpus.ipynb #5d092434
-SCHEMA = 2  # of what is stored; an older one is made anew
+# %% ../nbs/03_corpus.ipynb #6bd06ff3
+SCHEMA = 3  # of what is stored; an older one is made anew
 
 def key(*what: object) -> str:
     "Names a stage by all it depends on."

@@ -207,8 +207,8 @@ def source_tokenizer(source: str) -> str | None:
     try: return hf_hub_download(name, "tokenizer/tokenizer.json", repo_type="dataset", revision=hub_revision(name, hub_spec(spec)["revision"]))
     except Exception as error: raise UserError(f"{source}: {(str(error).splitlines() or [type(error).__name__])[0]}; check the name and the network") from None
 
-# %% ../nbs/01_data.ipynb #777e5458
-SOURCES = "machine[:PACKAGES], files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]"
+# %% ../nbs/01_data.ipynb #1d03782c
+SOURCES = "machine[:PACKAGES], files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]"
 
 def single_sources(source: str) -> list[str]:
     "The sources that a string joins by ` + `."

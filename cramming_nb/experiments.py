@@ -6,7 +6,7 @@
 __all__ = ['Entry', 'read_list', 'rates_of', 'plan', 'has_record', 'expected', 'take_turns', 'execute_all', 'work_off',
            'side_by_side', 'overview']
 
-# %% ../nbs/17_experiments.ipynb #51b465ef
+# %% ../nbs/17_experiments.ipynb #203758d0
 import json, multiprocessing, os, sys, time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -17,11 +17,11 @@ from joblib import wrap_non_picklable_objects as by_value
 from tqdm import tqdm
 from .bench import bench_recipes, pace
 from .budget import Budget, UserError
+from .checkpoint import Interrupted
 from .recipes import Recipe, change, load_recipe
 from .records import RunRecord
 from .run import Run, execute, run_name
 from .stages import Busy, lock, write_text
-from .training import Interrupted
 
 # %% ../nbs/17_experiments.ipynb #0fc03495
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['NONFINITE', 'HELDOUT_MASKS', 'TrainingConfig', 'PeerLost', 'Group', 'Learner', 'to_device', 'cut_rows', 'if_it_fits',
            'Accumulator', 'Stepper', 'Trainer', 'rows_per_second', 'find_micro_batch', 'Progress', 'resume', 'read_log',
-           'utilisation', 'finite', 'log_line', 'journal', 'Interrupted', 'watch_signals', 'Every', 'Session',
-           'advance', 'end_step', 'look', 'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train',
-           'pretrain', 'outcome']
+           'utilisation', 'finite', 'log_line', 'journal', 'Every', 'Session', 'advance', 'end_step', 'look',
+           'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train', 'pretrain', 'outcome']
 
-# %% ../nbs/10_training.ipynb #4dae85b8
-import json, math, os, signal
+# %% ../nbs/10_training.ipynb #0d99de57
+import json, math, os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -25,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 from .architecture import Architecture, MaskedLM, flops_per_token
 from .budget import Budget, Clock, Spent, UserError
-from .checkpoint import CheckpointWriter, load_checkpoint
+from .checkpoint import CheckpointWriter, Interrupted, load_checkpoint, watch_signals
 from .corpus import Corpus
 from .hardware import EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate, peak_memory
 from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
@@ -340,25 +339,6 @@ def journal(folder: Path, budget: Budget, spent: Spent, progress: bool, tensorbo
             for name, value in line.items() if board else ():
                 if value is not None: board.add_scalar(name, value, line["tokens"])
         yield note
-
-# %% ../nbs/10_training.ipynb #7f1e40a1
-class Interrupted(Exception):
-    "A signal asked the run to stop; what it had is saved."
-    def __init__(self, signum: int): self.signum = signum
-
-@contextmanager
-def watch_signals() -> Iterator[list[int]]:
-    "Collect SIGINT and SIGTERM in a list instead of dying; a second one kills as usual."
-    caught, before = [], {}
-    def note(signum, frame):
-        caught.append(signum)
-        for s, handler in before.items(): signal.signal(s, handler)
-    try:
-        for s in (signal.SIGINT, signal.SIGTERM): before[s] = signal.signal(s, note)
-    except ValueError: pass  # not in the main thread: a notebook server handles its own signals
-    try: yield caught
-    finally:
-        for s, handler in before.items(): signal.signal(s, handler)
 
 # %% ../nbs/10_training.ipynb #2903a6b6
 class Every:

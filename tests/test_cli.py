@@ -102,6 +102,10 @@ def test_help_explains_each_field_of_a_recipe(tmp_path):
     assert 'schedule.lr = "wsd"' in fields and "triangle2, one_cycle" in fields
 
 
+def test_default_of_recipes_show(tmp_path):
+    assert command("recipes", "show", cwd=tmp_path).out == command("recipes", "show", "pocket", cwd=tmp_path).out
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_shown_recipe_is_the_recipe(name, tmp_path):
     (tmp_path / "my.yaml").write_text(command("recipes", "show", name, cwd=tmp_path).out)

@@ -76,6 +76,14 @@ def test_splits_have_the_sizes_asked_for(sizes, heldout, probe, seed):
     assert (again == split).all()  # by what a document is, not where it stands
 
 
+def test_long_document_is_held_out_last():
+    sizes = np.array([900] + [100] * 99)  # the first is most of what is to be held out, by its print the first choice
+    split = split_documents(np.arange(100, dtype=np.uint64), sizes, 0.1, 0.05)
+    assert split[0] == 0 and (split[1:12] == 1).all()
+    sizes[0] = 20_000  # more than its whole share
+    assert split_documents(np.arange(100, dtype=np.uint64), sizes, 0.1, 0.05)[0] == 0
+
+
 def test_no_document_is_in_two_splits(tmp_path):
     from cramming_nb.corpus import CorpusConfig, get_corpus
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
 
-from cramming_nb.checkpoint import load_checkpoint
-from cramming_nb.training import read_log, watch_signals
+from cramming_nb.checkpoint import load_checkpoint, watch_signals
+from cramming_nb.training import read_log
 
 BUDGET = "40ktok"
 
@@ -92,7 +92,7 @@ def test_killed_run_ends_in_the_same_bits(times, tiny, options, undisturbed, tmp
 def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undisturbed, tmp_path):
     run, folder = Killable(*options, cwd=tmp_path, cache=tiny.cache), tmp_path / "runs" / "run"
     run.wait_for(lambda: progress(folder) > 200)
-    assert run.send(signum) == code
+    assert run.send(signum) == code, run.output.read_text()
     assert "the same command goes on from here" in run.output.read_text()
     saved = state(folder)
     assert not saved["finished"] and 0 < saved["spent"]["tokens"] < 40_000
@@ -248,7 +248,7 @@ def test_fine_tuning_keeps_finished_tasks(signum, code, a_copy):
     argv = ["run", *a_copy.tiny.options(), "--name", "first"]
     run = Killable(*argv, cwd=a_copy.home, cache=a_copy.tiny.cache)
     run.wait_for(lambda: len(list(a_copy.folder.glob("glue/[!.]*"))) >= 2)
-    assert run.send(signum) == code
+    assert run.send(signum) == code, run.output.read_text()
     done = {name: kept for name, kept in contents(a_copy.folder / "glue").items() if name[0] != "."}
     assert 2 <= len(done) < 10
     said = a_copy.command(*argv)
