@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['seal', 'save_checkpoint', 'Interrupted', 'watch_signals', 'load_checkpoint', 'CheckpointWriter']
 
-# %% ../nbs/09_checkpoint.ipynb #ef7813ba
+# %% ../nbs/09_checkpoint.ipynb #33fda12f
 import errno, hashlib, json, shutil, signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -46,38 +46,34 @@ def save_checkpoint(folder: Path,                # of all checkpoints of a run
     for other in set(done) - set(done[:done.index(final) + 1][-keep:]): shutil.rmtree(other)
     return final
 
-# %% ../nbs/09_checkpoint.ipynb #87604a56
+# %% ../nbs/09_checkpoint.ipynb #5acd0303
 class Interrupted(Exception):
     "A signal asked the process to stop; what it had is saved."
     def __init__(self, signum: int): self.signum = signum
 
 @contextmanager
 def watch_signals() -> Iterator[list[int]]:
-    "Collect SIGINT and SIGTERM in a list instead of dying; a second one kills as usual, and what is ignored stays so."
-    caught, before = [], {}
+    "Collect SIGINT and SIGTERM in a list, and raise `Interrupted` at the end of the block; a second one kills as usual, and what is ignored stays so."
+    caught, handlers = [], ExitStack()
     def note(signum, frame):
         caught.append(signum)
-        for s, handler in before.items(): signal.signal(s, handler)
-    try:
-        for s in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(s) is not signal.SIG_IGN: before[s] = signal.signal(s, note)
-    except ValueError: pass  # not in the main thread: a notebook server handles its own signals
-    try: yield caught
-    finally:
-        for s, handler in before.items(): signal.signal(s, handler)
+        handlers.close()
+    with handlers:
+        for s in (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ():  # a notebook server handles its own
+            if signal.getsignal(s) is not signal.SIG_IGN: handlers.callback(signal.signal, s, signal.signal(s, note))
+        yield caught
+    if caught: raise Interrupted(caught[0])
 
-# %% ../nbs/09_checkpoint.ipynb #b811730f
+# %% ../nbs/09_checkpoint.ipynb #0996bc79
 def load_checkpoint(folder: Path, say: Callable[[str], None] = print) -> tuple[dict[str, Tensor], dict] | None:
     "Tensors and state of the newest good checkpoint of a run; a damaged one is skipped, and said in one line."
     for path in sorted(Path(folder).glob("step-*"), reverse=True):
-        with watch_signals() as signals:
+        with watch_signals():
             try:
                 state = json.loads((path / "state.json").read_text())
-                sound = state.pop("sha256") == seal(path / "tensors.safetensors", state)
-                tensors, why = (load_file(path / "tensors.safetensors") if sound else None), "is damaged"
-            except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error: tensors, why = None, f"cannot be read ({type(error).__name__})"
-        if signals: raise Interrupted(signals[0])
-        if tensors is not None: return tensors, state
+                if state.pop("sha256") == seal(path / "tensors.safetensors", state): return load_file(path / "tensors.safetensors"), state
+                why = "is damaged"
+            except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error: why = f"cannot be read ({type(error).__name__})"
         say(f"{path.name} {why}: skipped for the one before")
     return None
 

@@ -71,12 +71,12 @@ class RunAll(Pretrain):
         run = replace(self.run(), glue_dir=self.glue_dir, finetune_seeds=self.finetune_seeds, probes=self.probes)
         print(book.run.summary(book.run.execute(run), run.folder))
 
-# %% ../nbs/18_cli.ipynb #bb7a4f4e
+# %% ../nbs/18_cli.ipynb #70e7bbe2
 @dataclass
 class Data:
     "Build a corpus, or look at one that is built."
     action: Positional[Literal["build", "inspect"]] = "build"  # inspect also shows statistics, rows and a picture
-    recipe: Positional[str] = "pocket"  # its corpus settings are used
+    recipe: Positional[str] = "pocket"  # a recipe, of which the corpus settings are used
     source: str = "machine"             # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]
     data_dir: Path | None = None        # where corpora are kept; default: the user's cache folder
     engine: Literal["local", "ray"] = "local"  # who does the work: this machine's cores, or Ray (extra ray)

@@ -8,7 +8,7 @@ __all__ = ['NONFINITE', 'HELDOUT_MASKS', 'TrainingConfig', 'PeerLost', 'Group', 
            'utilisation', 'finite', 'log_line', 'journal', 'Every', 'Session', 'advance', 'end_step', 'look',
            'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train', 'pretrain', 'outcome']
 
-# %% ../nbs/10_training.ipynb #0d99de57
+# %% ../nbs/10_training.ipynb #29d36fd6
 import json, math, os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 from .architecture import Architecture, MaskedLM, flops_per_token
 from .budget import Budget, Clock, Spent, UserError
-from .checkpoint import CheckpointWriter, Interrupted, load_checkpoint, watch_signals
+from .checkpoint import CheckpointWriter, load_checkpoint, watch_signals
 from .corpus import Corpus
 from .hardware import EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate, peak_memory
 from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
@@ -513,7 +513,7 @@ def train(session: Session, signals: list[int], snapshots: dict[float, Path]):
     save(session)
     session.writer.wait()
 
-# %% ../nbs/10_training.ipynb #3bd43d74
+# %% ../nbs/10_training.ipynb #1566095b
 def pretrain(trainer: Trainer,                    # what is trained
              budget: Budget,                      # on how much
              folder: Path,                        # the run folder: log.jsonl, checkpoints/ and snapshots/
@@ -536,7 +536,6 @@ def pretrain(trainer: Trainer,                    # what is trained
                 except PeerLost:
                     if leads: rescue(session)
                     raise UserError("another process of this job has ended; what was done is saved, and the same command goes on from there") from None
-            if signals: raise Interrupted(signals[0])
         return outcome(trainer, budget, run, clock)
 
 # %% ../nbs/10_training.ipynb #468bfbde

@@ -37,8 +37,10 @@ def pseudo_likelihoods(model, tokenizer, sentences: list[str], rows: int = 512) 
 
 def preferred(model, tokenizer, pairs: list[dict]) -> list[bool]:
     """Whether each pair's good sentence scores higher than its bad one."""
-    good, bad = (pseudo_likelihoods(model, tokenizer, [pair[f"sentence_{which}"] for pair in pairs]) for which in ("good", "bad"))
-    return [g > b for g, b in zip(good, bad)]
+    good, bad = (
+        pseudo_likelihoods(model, tokenizer, [pair[f"sentence_{which}"] for pair in pairs]) for which in ("good", "bad")
+    )
+    return [g > b for g, b in zip(good, bad, strict=True)]
 
 
 def main(argv: list[str] | None = None):
@@ -54,7 +56,9 @@ def main(argv: list[str] | None = None):
         pairs = [json.loads(line) for line in path.read_text().splitlines()[: a.first]]
         paradigms[path.stem] = mean(preferred(model, tokenizer, pairs))
         terms[pairs[0]["linguistics_term"]].append(paradigms[path.stem])
-    found = dict(mean=mean(paradigms.values()), terms={t: mean(v) for t, v in terms.items()}, paradigms=paradigms, first=a.first)
+    found = dict(
+        mean=mean(paradigms.values()), terms={t: mean(v) for t, v in terms.items()}, paradigms=paradigms, first=a.first
+    )
     a.out.parent.mkdir(parents=True, exist_ok=True)
     a.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{found['mean']:.1%} of {len(paradigms)} paradigms of {a.first} pairs")

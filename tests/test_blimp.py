@@ -1,4 +1,4 @@
-"""Minimal pairs, on a model that was never trained and on one made to know its answer."""
+"""Minimal pairs: the score of a sentence, and what is kept of them."""
 
 import json
 
@@ -29,6 +29,15 @@ def test_record_of_pairs(finished, tmp_path):
     pair = dict(sentence_good="the the the", sentence_bad="qzx qzx qzx qzx qzx qzx", linguistics_term="length")
     for name in ("one", "two"):
         (tmp_path / "pairs" / f"{name}.jsonl").write_text(f"{json.dumps(pair)}\n" * 3)
-    main([str(tmp_path / "out.json"), str(finished.folder / "export"), "--pairs", str(tmp_path / "pairs"), "--first", "2"])
+    main(
+        [
+            str(tmp_path / "out.json"),
+            str(finished.folder / "export"),
+            "--pairs",
+            str(tmp_path / "pairs"),
+            "--first",
+            "2",
+        ]
+    )
     found = json.loads((tmp_path / "out.json").read_text())
     assert found == dict(mean=1.0, terms=dict(length=1.0), paradigms=dict(one=1.0, two=1.0), first=2)
