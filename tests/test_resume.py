@@ -132,6 +132,16 @@ def test_second_signal_leaves_at_once():
     assert caught == [signal.SIGINT]
 
 
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a job in the background
+    try:
+        with watch_signals() as caught:
+            signal.raise_signal(signal.SIGINT)
+        assert caught == [] and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_shares_are_the_seconds_and_the_pause_is_not_counted(tiny, tmp_path):
     """A budget of time, spent in two sittings: the shares add up to it, and so do the two stretches of wall clock."""
     options, folder = ["pretrain", *tiny.options("4s"), "--name", "run"], tmp_path / "runs" / "run"
