@@ -166,7 +166,7 @@ def documents_of(ids: Tensor) -> Tensor:
     ends = (ids == SEP).long()
     return ends.cumsum(1) - ends
 
-# %% ../nbs/05_architecture.ipynb #6d765122
+# %% ../nbs/05_architecture.ipynb #908ddb9a
 class Sight(NamedTuple):
     "What positions may look at; None: everything."
     mask: Tensor | None = None    # added to attention scores [B, 1, 1 or S, S]
@@ -180,7 +180,7 @@ class Sight(NamedTuple):
 EVERYTHING = Sight()
 
 def sight(real: Tensor | None, documents: Tensor | None, dtype: torch.dtype) -> Sight:
-    "The sight of rows [B, S] in which `real` is False at padding, or `documents` holds the number of each token's document."
+    "The sight of rows [B, S] in which `real` [B, S] is False at padding, or where each token has the number of its document [B, S]."
     if real is None and documents is None: return EVERYTHING
     groups = real if documents is None else documents
     seen = real[:, None, None] if documents is None else (groups[:, :, None] == groups[:, None])[:, None]

@@ -150,11 +150,11 @@ def recipe_steps(recipe: Recipe, hardware: Hardware, compiled: bool = False, cou
                 trainer.update(t)
     return work
 
-# %% ../nbs/15_bench.ipynb #5b24f0b7
+# %% ../nbs/15_bench.ipynb #83006990
 def our_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
-    "One optimiser step of an architecture."
-    schedule, training = ScheduleConfig(batch_size=rows, batch_ramp=0), TrainingConfig(micro_batch_size=rows)
-    return recipe_steps(Recipe(architecture=arch, schedule=schedule, training=training), hardware, compiled, count=1)
+    "One optimiser step of an architecture; a recipe takes its vocabulary and its row length from the corpus."
+    corpus, schedule = CorpusConfig(vocab_size=arch.vocab_size, seq_length=arch.max_length), ScheduleConfig(batch_size=rows, batch_ramp=0)
+    return recipe_steps(Recipe(corpus=corpus, architecture=arch, schedule=schedule, training=TrainingConfig(micro_batch_size=rows)), hardware, compiled, count=1)
 
 # %% ../nbs/15_bench.ipynb #d4bb57c1
 def reference_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:

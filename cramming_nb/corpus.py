@@ -313,13 +313,13 @@ def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
     known, seen = train[len(SPECIAL_TOKENS):] + 1, heldout[len(SPECIAL_TOKENS):]
     return float(-(seen * np.log(known / known.sum())).sum() / seen.sum())
 
-# %% ../nbs/03_corpus.ipynb #03654a34
+# %% ../nbs/03_corpus.ipynb #869714ef
 def token_counts(chunks: Iterable[np.ndarray], vocab_size: int) -> np.ndarray:
     "How often each token occurs in rows, [vocabulary]."
     return sum((np.bincount(rows.ravel(), minlength=vocab_size) for rows in chunks), np.zeros(vocab_size, np.int64))
 
 def sort_shards(folder: Path, order: str, tokenizer: Tokenizer, counts: np.ndarray, seq_length: int, dtype: type, size: int):
-    "Write the shards `train` in an order, from the shards `packed`."
+    "Write the shards of training in an order, from the packed ones."
     packed = blocks(folder, ".bin", "packed")
     keys = np.concatenate([ORDERS[order](rows, tokenizer, counts) for rows in read_shards(packed, seq_length, dtype)])
     write_shards(folder, "train", gather_rows(packed, np.argsort(keys, kind="stable"), seq_length, dtype, size), size)
@@ -490,12 +490,12 @@ def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, 
     row_stage(folder := root / f"corpus-{corpus_key(identity, config, avoid)}", text, tokens, config, identity, avoid, workers, stages)
     return folder
 
-# %% ../nbs/03_corpus.ipynb #9d3790bb
+# %% ../nbs/03_corpus.ipynb #e27f164a
 def given(docs: list[dict]) -> dict:
     "The identity of documents that are handed in: a hash of them."
     return dict(source="documents", count=len(docs), sha256=hashlib.sha256(json.dumps(docs).encode()).hexdigest())
 
-def get_corpus(source: str | list[dict],       # a source string of chapter 01, or documents with `text`, `id` and `source`
+def get_corpus(source: str | list[dict],       # a source string of chapter 01, or documents with text, id and source
                config: CorpusConfig,           # what it becomes
                data_dir: Path | None = None,   # where corpora are kept; default: the user's cache folder
                progress: bool = True,          # progress bars

@@ -66,9 +66,9 @@ def cache_dir() -> Path:
     if "CRAM_CACHE" in os.environ: return Path(os.environ["CRAM_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramming_nb"
 
-# %% ../nbs/01_data.ipynb #2bcea297
+# %% ../nbs/01_data.ipynb #5477ff3c
 def machine_packages(names: str = "") -> dict[str, str]:
-    "The packages whose documentation makes the source `machine`, with versions: Python and our dependencies, or those in `names`."
+    "The packages whose documentation is the default source, with versions: Python and our dependencies, or those in `names`."
     known = {"python": platform.python_version(), **dependencies()}
     chosen = names.split(",") if names else list(known)
     if missing := [name for name in chosen if name not in known]:

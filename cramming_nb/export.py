@@ -188,9 +188,9 @@ def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:
     except Exception as error:  # a damaged tokenizer raises a bare one
         raise UserError(f"{folder}: no exported model ({shorten(' '.join(str(error).split()), 160)}); write one with `cram export RUN`") from None
 
-# %% ../nbs/14_export.ipynb #53fa9996
+# %% ../nbs/14_export.ipynb #d4df1712
 @torch.no_grad()
-def fill_mask(model: MaskedLM,       # as `load_model` gives it
+def fill_mask(model: MaskedLM,       # as load_model gives it
               tokenizer: Tokenizer,  # its own
               text: str,             # with one [MASK] or more
               top: int = 5,          # guesses a mask

@@ -282,14 +282,14 @@ class FineTuner(Examples):
         found = {name.removeprefix("encoder."): w.detach().cpu() for name, w in self.optimizer.named.items() if name.startswith("encoder.")}
         return found | {"embedding.weight": self.embedding.index_copy(0, self.rows, found["embedding.weight"])}
 
-# %% ../nbs/11_glue.ipynb #7eabdde7
+# %% ../nbs/11_glue.ipynb #6a2f44d5
 def replicates(metric: Callable, predicted: np.ndarray, labels: np.ndarray, samples: int = 200) -> list[float]:
     "Scores on development rows that are drawn again, with repetition: the same draws for everything with as many rows."
     rng = np.random.default_rng(0)
     return [round(metric(predicted[i], labels[i]), 4) for i in (rng.integers(0, len(labels), len(labels)) for _ in range(samples))]
 
 def percentiles(scores: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    "The interval that holds the middle `level` (a share) of some resampled scores."
+    "The interval that holds the middle of some resampled scores; level is the share it holds."
     return tuple(float(q) for q in np.quantile(scores, [(1 - level) / 2, (1 + level) / 2]))
 
 # %% ../nbs/11_glue.ipynb #92b264d9
@@ -361,12 +361,12 @@ def overlap(sampler: Sampler) -> tuple:
     edited = np.where(sampler.rng.random(len(words)) < kept / 5, words, sampler.rng.choice(sampler.words, len(words)))
     return text[i], " ".join(edited), float(kept)
 
-# %% ../nbs/11_glue.ipynb #a9f3fbac
+# %% ../nbs/11_glue.ipynb #d7355d6e
 PROBES = {make.__name__: (make, Task(make.__name__, "", pair, labels, metric)) for make, pair, labels, metric in (
     (order, False, BINARY, matthews), (source, False, (), accuracy), (adjacent, True, BINARY, f1),
     (relation, True, (0, 1, 2), accuracy), (overlap, True, None, spearman))}
 
-def probe_tasks(docs: list[dict],    # with `text` and `source`
+def probe_tasks(docs: list[dict],    # with text and source
                 train: int = 1000,   # rows to learn from, a task
                 dev: int = 500,      # rows to score
                 seed: int = 0) -> dict[str, TaskData]:

@@ -35,7 +35,7 @@ def processor_name() -> str:
         with open("/proc/cpuinfo") as lines: return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration): return platform.processor() or platform.machine()
 
-# %% ../nbs/04_hardware.ipynb #092ac84b
+# %% ../nbs/04_hardware.ipynb #3481a478
 @dataclass(frozen=True)
 class Hardware:
     "What a run computes on, and how."
@@ -53,7 +53,7 @@ class Hardware:
         return cls(device, dtype or fast_dtype(device), "sdpa" if device == "cuda" else "explicit", torch.get_num_threads(), name)
 
     def should_compile(self, seconds: float) -> bool:
-        "Whether compiling pays within a budget of so many seconds: it costs up to a minute, makes the rest a tenth faster or more, and needs a C++ compiler."
+        "Whether compiling pays within a budget of so many seconds: it costs up to a minute, makes the rest about a tenth faster, and needs a C++ compiler."
         return seconds / 10 > 60 and (self.device == "cuda" or shutil.which(os.environ.get("CXX", "g++")) is not None)
 
 # %% ../nbs/04_hardware.ipynb #fd7db6d8

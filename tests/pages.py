@@ -195,6 +195,8 @@ class Page:
             self.label(found[1])
             n = self.labels[found[1]][0]["c"].split()[1]
             return [raw(f'<div class="equation" id="{found[1]}">'), e | {"c": c[:-1]}, raw(f"<span>({n})</span></div>")]
+        elif kind == "Str" and ":::" in c:
+            self.find("a fence in the middle of a paragraph (::: wants a line before it)")
         elif kind == "CodeBlock" and "mermaid" in c[0][1]:
             given = dict(re.findall(r"(?m)^%%\| *([\w-]+): *\"?(.*?)\"? *$", c[1]))
             drawing = escape(re.sub(r"(?m)^%%[|].*\n?", "", c[1]))

@@ -120,6 +120,7 @@ DEFECTS = {
     "cell options that are not YAML": code("#| fig-cap: A dot: black\nplot()", image()),
     "the label eq-a a second time": markdown("$$ a $$ {#eq-a}\n\n$$ b $$ {#eq-a}"),
     "a callout that is none of": markdown("::: {.callout-important}\nMind.\n:::"),
+    "a fence in the middle of a paragraph": markdown("Said. ::: {.callout-note}\nAside.\n:::"),
     "half has no docstring": code("#| exports\ndef half(x: int) -> int: return x // 2"),
 }  # fmt: skip
 
