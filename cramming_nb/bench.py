@@ -110,7 +110,7 @@ def verdict(times: dict[str, list[float]], amount: float, unit: str) -> dict:
                 ratio_range={name: [min(r), max(r)] for name, r in ratios.items()}, unit=unit,
                 rate={name: amount / statistics.median(t) for name, t in times.items()})
 
-# %% ../nbs/15_bench.ipynb #57a9acf9
+# %% ../nbs/15_bench.ipynb #db7683ea
 def table(found: dict) -> str:
     "A result as lines of text."
     lines = [f"{name:14}{rate:>14,.1f} {found['unit']}/s" + (f"{found['memory'][name] / 1e6:>10,.0f} MB" if name in found.get("memory", {}) else "") for name, rate in found["rate"].items()]
@@ -121,14 +121,13 @@ def table(found: dict) -> str:
 
 def draw(found: dict, axes: object = None) -> object:
     "The rates of a bench as bars, with the ratio of ours over each."
-    axes = axes or plt.subplots(figsize=(7, 0.5 * len(found["rate"]) + 1), layout="constrained")[1]
-    names = list(found["rate"])[::-1]
+    axes, names = axes or plt.subplots(figsize=(7, 0.5 * len(found["rate"]) + 1), layout="constrained")[1], list(found["rate"])[::-1]
     bars = axes.barh(names, [found["rate"][n] for n in names], color=["C0" if n == "ours" else "C1" for n in names])
     axes.bar_label(bars, ["" if n == "ours" else f" ours is {found['ratio'][n]:.1f} × as fast ({found['ratio_range'][n][0]:.1f}–{found['ratio_range'][n][1]:.1f})" for n in names])
     axes.set(xlabel=f"{found['unit']} a second", xlim=(0, 1.15 * max(found["rate"].values())))
     return axes
 
-# %% ../nbs/15_bench.ipynb #0baa5c20
+# %% ../nbs/15_bench.ipynb #0fd44196
 SIZES = {  # architecture and rows of a micro-batch on a CPU
     "small": (Architecture(vocab_size=8192, hidden_size=256, num_layers=4, num_heads=4, ffn_size=1024), 32),
     "full": (Architecture(), 16)}
@@ -140,9 +139,9 @@ def some_rows(arch: Architecture, rows: int) -> np.ndarray:
 def recipe_steps(recipe: Recipe, hardware: Hardware, compiled: bool = False, count: int = 8) -> Callable[[], None]:
     "Optimiser steps as chapter 10 takes them, from rows on the host to new weights: one in the middle of each of `count` parts of the budget, of equally many rows."
     most = recipe.schedule.batch_size
-    ids, numbers, epochs = some_rows(recipe.architecture, most), np.arange(most), np.zeros(most, np.int64)
+    ids, numbers, epochs = some_rows(replace(recipe.architecture, max_length=recipe.corpus.seq_length), most), np.arange(most), np.zeros(most, np.int64)
     trainer = Trainer(SimpleNamespace(rows=ids), recipe.architecture, recipe.objective, recipe.optimizer, recipe.schedule, recipe.training, hardware, compiled=compiled)
-    if not trainer.micro_batch_size: trainer.micro_batch_size = min(32, most)
+    if not trainer.micro_batch_size: trainer.micro_batch_size = min(1024 if hardware.device == "cuda" else 32, most)  # halved until it fits
     def work():
         for t in (np.arange(count) + 0.5) / count:
             for part in np.split(numbers, range(rows := batch_rows(recipe.schedule, t), most, rows)):
@@ -156,7 +155,7 @@ def our_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool =
     corpus, schedule = CorpusConfig(vocab_size=arch.vocab_size, seq_length=arch.max_length), ScheduleConfig(batch_size=rows, batch_ramp=0)
     return recipe_steps(Recipe(corpus=corpus, architecture=arch, schedule=schedule, training=TrainingConfig(micro_batch_size=rows)), hardware, compiled, count=1)
 
-# %% ../nbs/15_bench.ipynb #d4bb57c1
+# %% ../nbs/15_bench.ipynb #7ed2d26d
 def reference_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     "The AdamW of the paper's code: one parameter after the other."
     return torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-12, 0.01, foreach=False)
@@ -164,8 +163,7 @@ def reference_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 def reference_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
     "One step as the paper's code takes it on this device."
     model, cuda = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.device).eval(), hardware.device == "cuda"
-    forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
-    optimizer = reference_optimizer(model)
+    forward, optimizer = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model, reference_optimizer(model)
     scaler, rng, ids, k = torch.amp.GradScaler(enabled=cuda), np.random.default_rng(0), torch.from_numpy(some_rows(arch, rows)), arch.max_length // 4
     def step():
         at = torch.from_numpy(rng.integers(0, arch.max_length, ids.shape).argsort(1)[:, :k].copy())
@@ -317,22 +315,22 @@ def bench_data(source: str = "machine",  # of the text
     return dict(what="data", megabytes=megabytes, vocab_size=vocab_size, processes=processes) | found | dict(
         memory=memory, memory_ratio=memory["grown"] / memory["ours"] if grow > 1 and memory["ours"] else None)
 
-# %% ../nbs/15_bench.ipynb #5a04319c
+# %% ../nbs/15_bench.ipynb #0bca9c77
 def tuning_steps(arch: Architecture, tokenizer: str, task: TaskData, hardware: Hardware, threads: int, bucketed: bool, steps: int) -> Callable[[], None]:
     "So many steps of fine-tuning on a task, on batches of rows of similar length or in random order."
     torch.set_num_threads(threads)
     if bucketed: keep_memory()  # as chapter 11 does
     tuner, rng = FineTuner(arch, None, Tokenizer.from_file(tokenizer), task, Protocol(), 0, hardware), np.random.default_rng(0)
-    batches = tuner.batches if bucketed else np.array_split(rng.permutation(len(task.train)), math.ceil(len(task.train) / Protocol().batch_size))
+    batches = tuner.batches if bucketed else np.array_split(rng.permutation(len(task.train)), math.ceil(len(task.train) / Protocol().batch_size)) * Protocol().epochs
     chosen = [batches[i] for i in rng.permutation(len(batches))[:steps]]
     def work():
         for batch in chosen: tuner.step(batch)
     return work
 
-# %% ../nbs/15_bench.ipynb #bc3ca289
+# %% ../nbs/15_bench.ipynb #90ee967a
 def together(team: list[Contestant]) -> float:
     "Seconds of contestants that work at the same time."
-    with ThreadPoolExecutor() as waiting: return max(waiting.map(Contestant.__call__, team))
+    with ThreadPoolExecutor(len(team)) as waiting: return max(waiting.map(Contestant.__call__, team))
 
 def bench_glue(arch: Architecture,        # of the encoder
                tokenizer: str,            # path of its tokenizer.json

@@ -165,7 +165,7 @@ class Report:
         if not found: raise UserError("no good record to report; name finished runs, or files such as runs/NAME/record.json")
         return found
 
-# %% ../nbs/18_cli.ipynb #e056b73f
+# %% ../nbs/18_cli.ipynb #c1d80b1c
 @dataclass
 class Export(OnRun):
     "Write a finished run's model, tokenizer and model card."
@@ -173,9 +173,9 @@ class Export(OnRun):
 
     def main(self):
         run, record = book.run.load_run(self.folder, self.data_dir), self.record()
-        print(book.export.export_model(run.folder / "checkpoints", book.run.corpus_of(run).tokenizer, run.recipe.architecture, record, self.to or run.folder / "export"))
+        print(book.export.export_model(run.folder / "checkpoints", book.run.corpus_read(run).tokenizer, run.recipe.architecture, record, self.to or run.folder / "export"))
 
-# %% ../nbs/18_cli.ipynb #702ec92b
+# %% ../nbs/18_cli.ipynb #598c5efe
 @dataclass
 class Predict(OnRun):
     "Fill in the [MASK]s of texts with the model of a run, or of an exported folder."
@@ -187,7 +187,7 @@ class Predict(OnRun):
         if (self.run / "config.json").is_file(): return book.export.load_model(self.run)
         if (self.folder / "export").exists(): return book.export.load_model(self.folder / "export")
         run = book.run.load_run(self.folder, self.data_dir)
-        return book.export.load_checkpointed(run.folder / "checkpoints", run.recipe.architecture), book.run.corpus_of(run).tokenizer
+        return book.export.load_checkpointed(run.folder / "checkpoints", run.recipe.architecture), book.run.corpus_read(run).tokenizer
 
     def main(self):
         if not self.texts and sys.stdin.isatty(): raise UserError("no text; give one with a [MASK], or several, or lines on standard input")

@@ -429,7 +429,7 @@ def with_rates(stages: list[dict]) -> list[dict]:
         if s["stage"] != "tokenizer": before = {n: s[n] for n in ("documents", "characters", "tokens") if n in s}
     return found
 
-# %% ../nbs/03_corpus.ipynb #67be67cd
+# %% ../nbs/03_corpus.ipynb #dcf59c28
 def row_stage(folder: Path, text: Path, tokens: Path, config: CorpusConfig, identity: dict, avoid: list[str], workers: Local | Ray, stages: list[dict]):
     "Filter, split, pack, order, and write what a `Corpus` opens."
     dtype, tokenizer = token_type(config.vocab_size), Tokenizer.from_file(str(tokens / "tokenizer.json"))
@@ -454,10 +454,10 @@ def row_stage(folder: Path, text: Path, tokens: Path, config: CorpusConfig, iden
         for name, number in zip(("train", "heldout"), rows):
             names = [path.name for path in blocks(folder, ".bin", name)]
             files[name] = dict(shards=names, shape=[number, config.seq_length], dtype=np.dtype(dtype).name, shard_rows=size, sha256=hashlib.sha256("".join(names).encode()).hexdigest())
+        for path in blocks(folder, ".bin", "packed"): path.unlink()
         return dict(schema=SCHEMA, identity=identity, config=asdict(config), stages=with_rates([*stages, *table]), files=files, overlap=overlap,
                     unigram_entropy=unigram_entropy(counts, seen))
     run_stage(folder, make)
-    for path in blocks(folder, ".bin", "packed"): path.unlink()
 
 # %% ../nbs/03_corpus.ipynb #40d7053d
 def settings_of(config: CorpusConfig, *names: str) -> dict:
@@ -490,7 +490,7 @@ def build_corpus(root: Path, identity: dict, parts: list, config: CorpusConfig, 
     row_stage(folder := root / f"corpus-{corpus_key(identity, config, avoid)}", text, tokens, config, identity, avoid, workers, stages)
     return folder
 
-# %% ../nbs/03_corpus.ipynb #e27f164a
+# %% ../nbs/03_corpus.ipynb #aa34fa01
 def given(docs: list[dict]) -> dict:
     "The identity of documents that are handed in: a hash of them."
     return dict(source="documents", count=len(docs), sha256=hashlib.sha256(json.dumps(docs).encode()).hexdigest())
@@ -506,6 +506,7 @@ def get_corpus(source: str | list[dict],       # a source string of chapter 01, 
     identity, tokenizer = (source_identity(source), source_tokenizer(source)) if ours else (given(source), None)
     if tokenizer: identity, config = identity | dict(tokenizer=digest(Path(tokenizer))), replace(config, filter_threshold=0, dedup=0, filter_tokenizer="")
     root, avoid = Path(data_dir or cache_dir()), sorted(set(avoid))
+    if config.decontaminate and (tokenizer or not avoid): raise UserError("corpus.decontaminate: nothing to compare; it is for text, in `cram run` with --glue-dir")
     folder = root / f"corpus-{corpus_key(identity, config, avoid)}"
     if not finished(folder):
         if isinstance(engine, str) and engine not in ENGINES: raise UserError(f"engine {engine!r}: there are {', '.join(ENGINES)}")

@@ -48,7 +48,7 @@ def dependencies(name: str = "cramming_nb") -> dict[str, str]:
     found.pop(re.sub(r"[-_.]+", "-", name).lower(), None)
     return dict(sorted(found.items()))
 
-# %% ../nbs/01_data.ipynb #55e44bb1
+# %% ../nbs/01_data.ipynb #634808ec
 def package_files(package: str) -> list[str]:
     "The Python files of an installed package, sorted."
     files = importlib.metadata.distribution(package).files or []
@@ -56,8 +56,7 @@ def package_files(package: str) -> list[str]:
 
 def stdlib_files() -> list[str]:
     "The Python files of the standard library, its tests and installed packages left out, sorted."
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+    root, skip = Path(sysconfig.get_paths()["stdlib"]), {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
     return sorted(str(p) for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
 
 # %% ../nbs/01_data.ipynb #7dad51ba
@@ -192,11 +191,12 @@ def hub_documents(spec: str, column: str = "text") -> Iterator[dict]:
         if not is_document(row, column): raise UserError(f"hub:{spec}: no text column {column!r} (columns: {', '.join(row)}); name it as #COLUMN")
         yield dict(text=row[column], id=str(row.get("id", number)), source=str(row.get("source") or name))
 
-# %% ../nbs/01_data.ipynb #3230aa3a
+# %% ../nbs/01_data.ipynb #b2c8bddf
 def source_tokenizer(source: str) -> str | None:
     "The tokenizer.json that belongs to a source of token ids; None for a source of text."
     kind, _, rest = source.partition(":")
     spec, _, column = rest.partition("#")
+    if f"#{TOKENS}" in source and " + " in source: raise UserError(f"{source}: rows of token ids cannot be mixed; name them alone")
     if column != TOKENS: return None
     folder = Path(source_files(spec)[0]).parent if kind == "files" else Path(hub_spec(spec)["name"])
     for path in (folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json"):
@@ -283,7 +283,7 @@ def clean_batch(batch: dict) -> dict:
     chosen = {name: [column[i] for i in keep] for name, column in (batch | dict(text=texts)).items()}
     return chosen | dict(fingerprint=np.array([fingerprint(t) for t in chosen["text"]], np.uint64), characters=np.array([len(t) for t in chosen["text"]], np.int64))
 
-# %% ../nbs/01_data.ipynb #1a45eb25
+# %% ../nbs/01_data.ipynb #9d4a48a6
 def repeated(data: bytes, shortest: int, border: int = 0xFF) -> np.ndarray:
     "Which bytes lie in a passage of at least `shortest` bytes that stood in `data` before, bool [bytes]; no passage crosses a border."
     try: from pydivsufsort import divsufsort, kasai
@@ -292,8 +292,7 @@ def repeated(data: bytes, shortest: int, border: int = 0xFF) -> np.ndarray:
     shared = kasai(data, order)                                           # bytes that a suffix shares with the next
     alike = np.cumsum(np.r_[True, shared[:-1] < shortest]) - 1            # suffixes with the same first `shortest` bytes
     first = np.minimum.reduceat(order, np.flatnonzero(np.diff(alike, prepend=-1)))
-    later = np.sort(order[order != first[alike]])
-    borders = np.flatnonzero(np.frombuffer(data, np.uint8) == border)
+    later, borders = np.sort(order[order != first[alike]]), np.flatnonzero(np.frombuffer(data, np.uint8) == border)
     crosses = np.searchsorted(borders, later) != np.searchsorted(borders, later + shortest)
     starts = later[~crosses]
     change = np.zeros(len(data) + 1, np.int32)

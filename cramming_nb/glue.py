@@ -424,7 +424,7 @@ def workers(number: int, work: Callable) -> Iterator[Callable]:
     finally:
         if pool: pool.shutdown(wait=False, cancel_futures=True)
 
-# %% ../nbs/11_glue.ipynb #35e01d72
+# %% ../nbs/11_glue.ipynb #a9925168
 def evaluate(data: dict[str, TaskData],       # tasks
              arch: Architecture,              # of the encoder
              checkpoints: Path, tokenizer: str,  # of the pretrained model; path of its tokenizer.json
@@ -437,7 +437,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
     import scipy.stats, sklearn.metrics  # now and not within a task: an import may swallow Ctrl-C
     folder.mkdir(parents=True, exist_ok=True)
     jobs, first = [(name, init, seed) for seed in seeds for name in data for init in ("pretrained", "random")[:1 + baseline]], data["mnli"].train if protocol.mnli_first else None
-    stamps = {name: hashlib.sha256(repr((d.train, d.dev, d.tests, for_task(protocol, name, data), first)).encode()).hexdigest()[:8] for name, d in data.items()}
+    stamps = {name: hashlib.sha256(repr((d.train, d.dev, d.tests, for_task(protocol, name, data), first, max((p.name for p in checkpoints.glob("step-*")), default=""))).encode()).hexdigest()[:8] for name, d in data.items()}
     path, encoders = lambda job: folder / f"{job[0]}-{job[1]}-{job[2]}-{stamps[job[0]]}.json", folder / f".encoder-{stamps.get('mnli')}"
     done = lambda job: path(job).exists() and (not protocol.mnli_first or job[0] != "mnli" or Path(f"{encoders}-{job[1]}-{job[2]}.safetensors").exists())
     todo = sorted((job for job in jobs if not done(job)), key=lambda job: -len(data[job[0]].train))  # longest first

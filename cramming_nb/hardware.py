@@ -70,10 +70,10 @@ def matrix_rate(hardware: Hardware, size: int = 2048, seconds: float = 0.5) -> f
         rates.append(2 * size**3 / (time.perf_counter() - start))
     return sorted(rates)[len(rates) // 2]
 
-# %% ../nbs/04_hardware.ipynb #3339ae27
+# %% ../nbs/04_hardware.ipynb #4249f3d1
 def datasheet_rate(name: str) -> float | None:
     "FLOP/s that the maker of a GPU states, by a device name that holds one of GPU_TFLOPS; None for any other."
-    return next((tflops * 1e12 for gpu, tflops in GPU_TFLOPS.items() if gpu in name), None)
+    return next((tflops * 1e12 for gpu, tflops in GPU_TFLOPS.items() if gpu.lower() in name.lower()), None)
 
 # %% ../nbs/04_hardware.ipynb #7bcc77a4
 @cache
@@ -111,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     "Whether torch asked for memory that a device does not have."
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
-# %% ../nbs/04_hardware.ipynb #c5351d66
+# %% ../nbs/04_hardware.ipynb #0b55c99c
 def rapl_counters(powercap: Path = Path("/sys/class/powercap")) -> list[tuple[Callable[[], float], float]]:
     "For each processor package whose energy may be read: a function that gives its count in joules, and the count at which it starts again."
     packages = [p for p in sorted(powercap.glob("intel-rapl:*")) if p.name.count(":") == 1 and os.access(p / "energy_uj", os.R_OK)]
@@ -121,7 +121,7 @@ def nvml_counters() -> list[tuple[Callable[[], float], float]]:
     "The same for the GPU in use; empty where its driver does not tell."
     try: nvml, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
     except OSError: return []
-    uuid, joules = f"GPU-{torch.cuda.get_device_properties(0).uuid}".encode(), ctypes.c_ulonglong()
+    uuid, joules = f"GPU-{torch.cuda.get_device_properties().uuid}".encode(), ctypes.c_ulonglong()
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)): return []
     def read() -> float:
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(joules))

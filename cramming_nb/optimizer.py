@@ -88,9 +88,9 @@ def muon(groups: dict[str, list[Tensor]], config: OptimizerConfig) -> list[torch
     hidden = torch.optim.Muon(groups["hidden"], lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
     return [hidden, *adamw(groups | dict(hidden=[]), config)]
 
-# %% ../nbs/07_optimizer.ipynb #c7e16114
+# %% ../nbs/07_optimizer.ipynb #45e54523
 def rival(kind: str, **constants: object) -> Callable:
-    "A rule of `pytorch_optimizer`, with the groups and constants of ours."
+    "A rule of `pytorch_optimizer`, with our groups, rate and betas; other constants are its own."
     def build(groups: dict[str, list[Tensor]], config: OptimizerConfig) -> list[torch.optim.Optimizer]:
         try: import pytorch_optimizer
         except ImportError: raise UserError(f"optimizer.name {config.name!r} needs a package: pip install 'cramming_nb[optim]'") from None
@@ -212,13 +212,13 @@ def put_together(text: str, tensors: dict[str, Tensor], device: torch.device) ->
     "What `take_apart` took apart, on a device."
     return json.loads(text, object_hook=lambda part: tensors[part["tensor"]].to(device, copy=True) if set(part) == {"tensor"} else part)
 
-# %% ../nbs/07_optimizer.ipynb #c027e3dd
+# %% ../nbs/07_optimizer.ipynb #e4548edb
 class Optimizer(Descent):
     "A descent that can be evaluated, saved and resumed."
     @torch.no_grad()
     def evaluated(self) -> list[Tensor]:
         "The weights to evaluate: the average's, a schedule-free rule's, or the masters."
-        return self.average.mean() if self.average else evaluated(self.rules, self.masters)
+        return self.average.mean() if self.average and self.average.count else evaluated(self.rules, self.masters)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -250,6 +250,7 @@ class Optimizer(Descent):
         kept = put_together(bytes(tensors["optimizer"].tolist()), tensors, self.grads[0].device)
         for rule, saved in zip(self.rules, kept["rules"]):
             for group, values in zip(rule.param_groups, saved["groups"]): group.update({k: v for k, v in values.items() if v is not None})
+            rule.state.clear()
             rule.state.update({self.named[n]: state for n, state in saved["state"].items()})
         if self.average: vars(self.average).update(kept["average"])
         self.publish()

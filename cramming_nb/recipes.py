@@ -74,11 +74,11 @@ def flat(recipe: Recipe) -> dict[str, object]:
     parts = json.loads(json.dumps(asdict(recipe)))
     return {f"{part}.{name}": value for part, fields in parts.items() if part != "name" for name, value in fields.items()}
 
-# %% ../nbs/12_recipes.ipynb #cc21eb67
+# %% ../nbs/12_recipes.ipynb #2351eab2
 def change(recipe: Recipe, changes: dict[str, object], name: str | None = None) -> Recipe:
     "The recipe with some fields, by dotted name, set to other values."
-    known = flat(recipe)
-    parts = {}
+    known, parts = flat(recipe), {}
+    if changes.get("architecture.vocab_size", ours := changes.get("corpus.vocab_size", recipe.corpus.vocab_size)) != ours: raise UserError("architecture.vocab_size is the corpus's; set corpus.vocab_size")
     for key, value in changes.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1) or difflib.get_close_matches(key, [k.split(".")[1] for k in known], 1)

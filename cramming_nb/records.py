@@ -310,12 +310,12 @@ def machine(record: RunRecord) -> dict[str, object]:
     "What a run computed on, by name."
     return {k: v for k, v in record.environment.items() if k != "versions"} | record.environment.get("versions", {})
 
-# %% ../nbs/13_records.ipynb #5f6d449a
+# %% ../nbs/13_records.ipynb #b38c632a
 def sections(records: list[RunRecord]) -> list[tuple]:
     "The parts of a report: of each section its heading, what to see in it, and that."
     first, several = records[0], len(records) > 1
     said = "Down to the dashed line, word counts are enough; what is below it was read from the words around the mask."
-    if len({str(r.corpus["files"].get("heldout")) for r in records}) > 1: said += " The runs were validated on different rows, so their losses cannot be compared."
+    if len({(str(r.corpus["files"].get("heldout")), r.recipe.get("training", {}).get("heldout_rows")) for r in records}) > 1: said += " The runs were validated on different rows, so their losses cannot be compared."
     return [section for section in (
         ("Outcome", "", [beside(records, facts) if several else Cards([*facts(first).items()])]),
         ("What differs", "What decides a run and is not the same in all.", [differences(records)] if several and differences(records).rows else []),

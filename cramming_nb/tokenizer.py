@@ -124,7 +124,7 @@ def without_specials(tokenizer: Tokenizer) -> Tokenizer:
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in SPECIAL_TOKENS]
     return Tokenizer.from_str(json.dumps(state))
 
-# %% ../nbs/02_tokenizer.ipynb #b43d54a1
+# %% ../nbs/02_tokenizer.ipynb #d048cc34
 def framed(tokenizer: Tokenizer) -> Tokenizer:
     "The tokenizer, putting [CLS] and [SEP] around a text, and [SEP] between two."
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]",
@@ -145,8 +145,8 @@ def train_tokenizer(texts: Iterable[str] | dict[str, int],  # cleaned, unfiltere
     tokenizer.train_from_iterator(repeat(parts), trainer)
     tokenizer = without_specials(tokenizer)
     tokenizer.normalizer, tokenizer.pre_tokenizer = NORMALIZERS[normalizer](), split
-    if tokenizer.get_vocab_size() < vocab_size:
-        raise UserError(f"the text is too short for a vocabulary of {vocab_size}: it yields {tokenizer.get_vocab_size()} pieces; give more text or a smaller vocab_size")
+    if (size := tokenizer.get_vocab_size()) < vocab_size: raise UserError(f"the text is too short for a vocabulary of {vocab_size}: it yields {size} pieces; give more text or a smaller vocab_size")
+    if size > vocab_size: raise UserError(f"the characters of this text alone, at the beginning and within a word, are {size} pieces; give a larger vocab_size than {vocab_size}")
     return framed(tokenizer)
 
 # %% ../nbs/02_tokenizer.ipynb #d39e2c88
@@ -156,7 +156,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int):
     names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length, **names), indent=1))
 
-# %% ../nbs/02_tokenizer.ipynb #ac27dc0d
+# %% ../nbs/02_tokenizer.ipynb #8916bc75
 def adopt_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, np.ndarray]:
     "A tokenizer from elsewhere with our special tokens in our places, and the new id of each old one, int64 [vocabulary]."
     state, vocab = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
@@ -165,8 +165,7 @@ def adopt_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, np.ndarray]:
     if missing or not isinstance(state["model"]["vocab"], dict):
         raise UserError(f"the tokenizer beside the rows has no {missing[0]}" if missing else "rows of a unigram tokenizer cannot be read; give the text instead")
     ours = {named[name.strip("[]")]: name for name in SPECIAL_TOKENS}
-    order = [*ours, *sorted(vocab.keys() - ours.keys(), key=vocab.get)]
-    new = np.zeros(max(vocab.values()) + 1, np.int64)
+    order, new = [*ours, *sorted(vocab.keys() - ours.keys(), key=vocab.get)], np.zeros(max(vocab.values()) + 1, np.int64)
     new[[vocab[piece] for piece in order]] = np.arange(len(order))
     state["model"] |= dict(vocab={ours.get(piece, piece): i for i, piece in enumerate(order)}, unk_token="[UNK]")
     plain = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)

@@ -8,7 +8,7 @@ __all__ = ['NONFINITE', 'HELDOUT_MASKS', 'TrainingConfig', 'PeerLost', 'Group', 
            'utilisation', 'finite', 'log_line', 'journal', 'Every', 'Session', 'advance', 'end_step', 'look',
            'look_fits', 'tell', 'save', 'rescue', 'recover', 'go_back', 'begin', 'train', 'pretrain', 'outcome']
 
-# %% ../nbs/10_training.ipynb #29d36fd6
+# %% ../nbs/10_training.ipynb #26540c37
 import json, math, os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from .corpus import Corpus
 from .hardware import EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate, peak_memory
 from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
 from .optimizer import Optimizer, OptimizerConfig
-from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
+from .schedule import LEVELS, ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
 from .stages import lock
 
 # %% ../nbs/10_training.ipynb #a5776b2b
@@ -90,7 +90,7 @@ class Group:
         yield
         if self.size > 1 and not self.rank: dist.barrier()
 
-# %% ../nbs/10_training.ipynb #68f6a928
+# %% ../nbs/10_training.ipynb #674e7167
 class Learner:
     "A model, its optimiser and a corpus: what rows cost."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig, optimizer: OptimizerConfig,
@@ -100,6 +100,7 @@ class Learner:
         self.corpus, self.architecture, self.objective, self.schedule, self.training = corpus, architecture, objective, schedule, training
         self.hardware, self.seed, self.compiled, self.lr, self.length, self.group = hardware, seed, compiled, optimizer.lr, corpus.rows.shape[1], group or Group()
         self.model = MaskedLM(architecture, hardware.attention).to(hardware.device, hardware.dtype).train(training.dropout)
+        if compiled: torch._dynamo.config.recompile_limit = 4 * LEVELS  # a graph for each level of mask rate and of row length; torch stops at 8
         self.forward = torch.compile(self.cost, dynamic=False) if compiled else self.cost
         self.optimizer = Optimizer(self.model, optimizer)
         self.micro_batch_size = min(training.micro_batch_size, math.ceil(schedule.batch_size / self.group.size))
@@ -193,7 +194,7 @@ class Stepper(Accumulator):
         "Forget gradients that were pooled, in all processes but the first."
         if self.group.rank: torch._foreach_zero_([*self.optimizer.grads, self.weight])
 
-# %% ../nbs/10_training.ipynb #c36f2970
+# %% ../nbs/10_training.ipynb #0ee01767
 HELDOUT_MASKS = ObjectiveConfig()  # of the held-out loss: the paper's final ones, for every recipe
 
 class Trainer(Stepper):
@@ -216,9 +217,10 @@ class Trainer(Stepper):
         return (total[0] / total[1]).item()
 
     def heldout_sums(self) -> Tensor:
-        "Sums of losses and of positions over this process's part of the held-out rows, [2]."
-        rows, total = np.arange(min(len(self.corpus.heldout), self.training.heldout_rows)), torch.zeros(2, dtype=torch.float64, device=self.hardware.device)
-        for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size))[self.group.rank::self.group.size]:
+        "Sums of losses and of positions, [2], over this process's part of the held-out rows; of many, some at equal distances."
+        number = min(there := len(self.corpus.heldout), self.training.heldout_rows)
+        rows, total = (np.arange(number) * there // number)[self.group.rank::self.group.size], torch.zeros(2, dtype=torch.float64, device=self.hardware.device)
+        for block in np.split(rows, range(self.micro_batch_size, len(rows), self.micro_batch_size)) if len(rows) else ():
             total += torch.stack(self.loss(self.corpus.heldout[block].astype(np.int64), block, np.zeros_like(block), 1234, self.length, HELDOUT_MASKS))
         return total
 
@@ -235,7 +237,7 @@ class Trainer(Stepper):
         if self.hardware.device == "cuda" and "random.cuda" in tensors: torch.cuda.set_rng_state(tensors["random.cuda"])
         self.disown()
 
-# %% ../nbs/10_training.ipynb #aeb54b44
+# %% ../nbs/10_training.ipynb #f222cb52
 def rows_per_second(trainer: Trainer, rows: int) -> float:
     "The speed of forward and backward over `rows` rows at a time; 0 if they do not fit."
     trainer.micro_batch_size = rows
@@ -246,7 +248,7 @@ def rows_per_second(trainer: Trainer, rows: int) -> float:
 def find_micro_batch(trainer: Trainer) -> int:
     "Set and return the rows computed at a time: doubled while that is 5 % faster and fits, up to 64 on a CPU and 1024 on a GPU."
     compiled, trainer.forward = trainer.forward, trainer.cost  # to compile for each size would take longer than it tells
-    rows, most = (min(rows, trainer.schedule.batch_size) for rows in (16, 1024 if trainer.hardware.device == "cuda" else 64))
+    rows, most = (min(rows, math.ceil(trainer.schedule.batch_size / trainer.group.size)) for rows in (16, 1024 if trainer.hardware.device == "cuda" else 64))
     with torch.random.fork_rng():  # the dice of dropout fall as if nothing had been tried
         while not (speed := rows_per_second(trainer, rows)):
             trainer.shrink(rows, say=lambda line: None)  # to try is to expect it
@@ -300,7 +302,7 @@ def read_log(path: Path) -> list[dict]:
             if isinstance(found := json.loads(line), dict): lines.append(found)
     return lines
 
-# %% ../nbs/10_training.ipynb #97f558e3
+# %% ../nbs/10_training.ipynb #29bf1d36
 def utilisation(hardware: Hardware, flops: float, seconds: float) -> dict[str, float | None]:
     "Model FLOPs utilisation: of the matrix rate measured here, and of the data sheet's where there is one."
     achieved, sheet = flops / seconds, datasheet_rate(hardware.name)
@@ -319,7 +321,7 @@ def log_line(trainer: Trainer, budget: Budget, run: Progress, clock: Clock, befo
         loss=finite(trainer.mean_loss()), gradient_norm=finite(float(trainer.norm)), skipped_steps=int(trainer.optimizer.skipped),
         lr=trainer.lr * lr_factor(trainer.schedule, t), batch_size=batch_rows(trainer.schedule, t), row_length=length, mask_rate=objective.mlm_probability,
         tokens_per_second=since("tokens", spent.tokens) / max(1e-9, since("seconds", spent.seconds)), step_seconds=busy,
-        memory=peak_memory(trainer.hardware.device), joules=run.joules) | utilisation(trainer.hardware, since("flops", spent.flops), max(1e-9, since("step_seconds", busy)))
+        memory=peak_memory(trainer.hardware.device), joules=run.joules) | utilisation(trainer.hardware, since("flops", spent.flops), trainer.group.size * max(1e-9, since("step_seconds", busy)))
 
 # %% ../nbs/10_training.ipynb #52e953f1
 @contextmanager
@@ -449,10 +451,10 @@ def rescue(session: Session):
     save(session)
     session.writer.wait()
 
-# %% ../nbs/10_training.ipynb #4c88c689
+# %% ../nbs/10_training.ipynb #777f878f
 def recover(session: Session):
     "After gradients that were not finite: go on, go back, or end the run, as the recipe says."
-    policy = session.trainer.training.nonfinite
+    policy = session.trainer.training.nonfinite if session.trainer.optimizer.loss_scale.value <= 1 else "skip"  # float16 looks for its scale
     if policy == "stop": session.run.stopped = "a gradient was not finite"
     if policy == "rollback": go_back(session)
 
@@ -484,7 +486,7 @@ def begin(session: Session):
         session.clock.lap("probe")
     if session.trainer.training.nonfinite == "rollback" and not session.run.cursor: save(session)
 
-# %% ../nbs/10_training.ipynb #d4fbf4d1
+# %% ../nbs/10_training.ipynb #cbc7fcc5
 def train(session: Session, signals: list[int], snapshots: dict[float, Path]):
     "Train until the budget is spent, a signal comes or the run is given up; then save. A snapshot is due at each fraction, and stays in its folder."
     run, trainer, clock, config, budget = session.run, session.trainer, session.clock, session.trainer.training, session.budget
@@ -498,15 +500,15 @@ def train(session: Session, signals: list[int], snapshots: dict[float, Path]):
             tell(session)
             if session.line["skipped_steps"]: recover(session)
             continue
-        if t >= 1: break
         for f in [f for f in snapshots if f <= t and not run.rows_left]: save(session, snapshots.pop(f))
+        if t >= 1: break
         if saves.due(): save(session)
         clock.lap("checkpoint")
         if run.rows_left or not run.looks_due(t, config.validations) or not look_fits(session): advance(session, t)
         else:
             session.settle()
             look(session, t)
-            session.look_seconds = clock.lap("validation")
+            session.look_seconds = trainer.group.agree(clock.lap("validation"), 0, 0)[0]
     if not signals:
         if not run.stopped: look(session, 1.0)
         run.finished = True
@@ -538,7 +540,7 @@ def pretrain(trainer: Trainer,                    # what is trained
                     raise UserError("another process of this job has ended; what was done is saved, and the same command goes on from there") from None
         return outcome(trainer, budget, run, clock)
 
-# %% ../nbs/10_training.ipynb #468bfbde
+# %% ../nbs/10_training.ipynb #ac9efe3e
 def outcome(trainer: Trainer, budget: Budget, run: Progress, clock: Clock) -> dict:
     "What a finished run leaves for its record; utilisation is over the seconds booked to steps."
     spent = run.spent
@@ -546,4 +548,4 @@ def outcome(trainer: Trainer, budget: Budget, run: Progress, clock: Clock) -> di
                 shares=dict(clock.shares), curve=run.curve, heldout_loss=run.curve[-1]["heldout_loss"],
                 tokens_per_second=spent.tokens / spent.seconds, matrix_rate=matrix_rate(trainer.hardware),
                 micro_batch_size=trainer.micro_batch_size, peak_memory=peak_memory(trainer.hardware.device), joules=run.joules,
-                skipped_steps=run.skipped, returns=run.returns, devices=trainer.group.size) | utilisation(trainer.hardware, spent.flops, clock.shares["step"])
+                skipped_steps=run.skipped, returns=run.returns, devices=trainer.group.size) | utilisation(trainer.hardware, spent.flops, trainer.group.size * clock.shares["step"])

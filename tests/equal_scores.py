@@ -67,7 +67,10 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     a = parser.parse_args(argv)
-    found = json.loads(a.out.read_text())["scores"] if a.out.exists() else []
+    kept = json.loads(a.out.read_text()) if a.out.exists() else dict(run=a.run.name, scores=[])
+    if kept["run"] != a.run.name:
+        parser.error(f"{a.out} is of the run {kept['run']}; name another file")
+    found = kept["scores"]
     known = {(f["how"], f["task"], f["seed"]) for f in found}
     wanted = [(how, task, seed) for seed in range(a.seeds) for task in a.tasks for how in ("plain", "ours")]
     work = [joblib.delayed(score)(*job, a.run, a.glue_dir) for job in wanted if job not in known]

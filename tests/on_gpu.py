@@ -10,6 +10,7 @@ log.jsonl. Each file is written as soon as it is known, so that a call that is c
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="of the training bench; 0 leaves it out")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a call that is cut off leaves what it had
     begun = time.perf_counter()
     if a.rounds:
         found = bench_train(a.size, a.rounds, progress=False)

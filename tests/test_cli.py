@@ -125,6 +125,15 @@ def test_changed_recipe_differs_in_what_was_changed(tmp_path):
     assert rows["schedule.batch_size"].split() == ["schedule.batch_size", "32", "77"]
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [("architecture.vocab_size=999", "set corpus.vocab_size"), ("corpus.decontaminate=true", "with --glue-dir")],
+)
+def test_change_that_would_do_nothing_is_refused(change, words, tiny, tmp_path):
+    said = command("data", "build", *tiny.options()[:3], "--set", change, cwd=tmp_path, cache=tiny.cache)
+    assert said.code == 2 and words in lines(said.err)[0]
+
+
 def test_options_set_what_they_say(tiny, tmp_path):
     for words, mistake in {
         "--set corpus.normalizer=unicode schedule.batch_size=16 optimizer.lr=1e-2": None,

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from equal_scores import Plain, main
 from tokenizers import Tokenizer
@@ -36,3 +37,5 @@ def test_scores_are_kept_and_not_made_again(finished, glue, tmp_path):
     main([*call, "--seeds", "2", "--jobs", "1"])
     both = json.loads((tmp_path / "out.json").read_text())["scores"]
     assert both[:2] == first and [f["seed"] for f in both] == [0, 0, 1, 1]
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "out.json"), str(finished.home), "--glue-dir", str(glue)])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -270,6 +271,17 @@ def test_snippet_of_the_card_runs(finished):
         code = snippet.replace("THIS FOLDER", str(finished.folder / "export"))
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert said.returncode == 0, said.stderr
+
+
+def test_the_tokenizer_is_the_one_of_the_rows(a_copy, monkeypatch):
+    monkeypatch.setattr("cramming_nb.run.get_corpus", lambda *a, **k: pytest.fail("the corpus is built again"))
+    assert a_copy.command("export", "first", "--to", a_copy.home / "out").code == 0
+    ours, theirs = (
+        (folder / "tokenizer.json").read_text() for folder in (a_copy.folder / "export", a_copy.home / "out")
+    )
+    assert ours == theirs
+    shutil.rmtree(a_copy.folder / "export")
+    assert a_copy.command("predict", "first", "the [MASK] is").code == 0
 
 
 def test_run_of_a_stock_recipe(tiny, tmp_path):

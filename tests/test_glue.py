@@ -245,6 +245,20 @@ def test_glue_does_not_build_the_corpus_again(a_copy, glue, monkeypatch):
     assert a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte").code == 0
 
 
+def test_another_checkpoint_is_scored_anew(a_copy, glue):
+    call = ("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")
+
+    def found() -> set[str]:
+        return {p.name for p in (a_copy.folder / "glue").glob("rte-*.json")}
+
+    assert a_copy.command(*call).code == 0
+    (before,) = found()
+    newest = max((a_copy.folder / "checkpoints").glob("step-*"))
+    newest.rename(newest.with_name(f"step-{int(newest.name[5:]) + 1:08}"))
+    assert a_copy.command(*call).code == 0
+    assert len(found()) == 2 and before in found()
+
+
 def test_mnli_first(a_copy, glue, monkeypatch):
     """The small tasks start from MNLI's encoder of their seed; after an interruption too, with the same scores."""
     rows = [dict(sentence1=f"Rain fell {i}.", sentence2="It was wet.", label=THREE[i % 3]) for i in range(24)]
