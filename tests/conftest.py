@@ -18,6 +18,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so would its children
 
 import pytest
 
