@@ -68,7 +68,7 @@ def rates_of(recipes: list[Recipe], path: Path, progress: bool = True) -> list[f
         write_text(path, json.dumps(known, indent=1))
     return [next(k["tokens_per_second"] for k in known if k["pace"] == pace(r)) for r in recipes]
 
-# %% ../nbs/17_experiments.ipynb #cf07a09d
+# %% ../nbs/17_experiments.ipynb #ce5287e8
 def plan(entries: list[Entry],           # what to run
          folder: Path,                   # where the runs live
          rates: Path | None = None,      # the file of speeds, for rated budgets; default: rates.json in the folder
@@ -81,9 +81,9 @@ def plan(entries: list[Entry],           # what to run
     if wrong := [e.budget for e, _ in chosen if Budget.parse(e.budget).unit != "seconds" and e.rated]: raise UserError(f"budget {wrong[0]!r} of a rated run: give a time, such as 3m")
     rated = [r for e, r in chosen if e.rated]
     with lock(folder, wait=True) if rated else nullcontext():  # two who measure at once measure half a machine
-        budgets = dict(zip([r.name for r in rated], rates_of(rated, rates or folder / "rates.json", progress)))
+        budgets = dict(zip(map(id, rated), rates_of(rated, rates or folder / "rates.json", progress)))
     return [Run(r, e.source, budget, seed, folder / run_name(r.name, e.source, e.budget, seed), data_dir, e.glue_dir or None, e.finetune_seeds, e.probes, progress)
-            for e, r in chosen for budget in [f"{e.budget}@{budgets[r.name]}tok/s" if e.rated else e.budget] for seed in e.seeds]
+            for e, r in chosen for budget in [f"{e.budget}@{budgets[id(r)]}tok/s" if e.rated else e.budget] for seed in e.seeds]
 
 # %% ../nbs/17_experiments.ipynb #03b32f97
 def has_record(run: Run) -> bool:

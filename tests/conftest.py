@@ -18,9 +18,12 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so would its children
 
 import pytest
+
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a job in the background ignores it, and so would its children
 
 RECIPE = """\
 corpus: {vocab_size: 400, seq_length: 32, filter_threshold: 0.6, heldout: 0.05, probe: 0.3, sample: 200000}

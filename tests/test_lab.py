@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Killable, command
 
+from cramming_nb.experiments import Entry, plan
 from cramming_nb.records import RunRecord
 from cramming_nb.stages import lock
 from cramming_nb.training import read_log
@@ -119,3 +120,14 @@ def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
     said = cram("lab", "list.yaml", "--jobs", "2")  # with all that its processes say
     assert said.returncode == 2 and "Traceback" not in said.stderr
     assert "nothing-*.txt" in said.stderr and "the same command goes on" in said.stderr
+
+
+def test_entries_of_one_name_have_speeds_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "cramming_nb.experiments.rates_of", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
+    )
+    entries = [
+        Entry("pocket", name="x", rated=True, budget=budget, set={"architecture.num_layers": layers})
+        for budget, layers in (("1m", 2), ("2m", 8))
+    ]
+    assert [run.budget for run in plan(entries, tmp_path)] == ["1m@2000tok/s", "2m@8000tok/s"]
