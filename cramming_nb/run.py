@@ -142,11 +142,11 @@ def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
     firsts = [found[0].split() for text in texts if (found := re.findall(r"(?<=\. )[^.\[\]]{40,120}\.", text))]
     return [" ".join([*words[:len(words) // 2], "[MASK]", *words[len(words) // 2 + 1:]]) for words in firsts if len(words) > 7][:count]
 
-# %% ../nbs/16_run.ipynb #4f00ee68
+# %% ../nbs/16_run.ipynb #1cfa1f99
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write provenance, record, export and report."
     manifest, recipe = corpus.manifest, json.loads(json.dumps(asdict(run.recipe)))
-    provenance = dict(text=manifest["identity"], pretrained=[run.recipe.corpus.filter_tokenizer] if run.recipe.corpus.filter_tokenizer else [], devices=pretraining.get("devices", 1), seconds=pretraining["spent"]["seconds"])
+    provenance = dict(text=manifest["identity"], pretrained=[run.recipe.corpus.filter_tokenizer] if run.recipe.corpus.filter_tokenizer else [], devices=pretraining.get("devices", 1), seconds=sum(pretraining["shares"].values()))
     provenance |= dict(rules=rules_label(provenance), breaches=rule_breaches(provenance))
     record = RunRecord(record_key(recipe, run.budget, run.seed, manifest), recipe, run.budget, run.seed, manifest, pretraining.pop("environment"), provenance, pretraining, results)
     write_text(run.folder / "provenance.json", json.dumps(provenance, indent=1))

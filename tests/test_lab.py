@@ -92,6 +92,8 @@ def test_a_rated_budget_is_the_same_whatever_the_machine_does(lab):
     assert (found["two"].budget, found["three"].budget) == ("1s@3000tok/s", "0.5s@3000tok/s")
     assert 3000 <= found["two"].pretraining["spent"]["tokens"] < 3000 + 256
     assert 1500 <= found["three"].pretraining["spent"]["tokens"] < 1500 + 256
+    for record in found.values():  # the rules' day is of real seconds
+        assert record.provenance["seconds"] == pytest.approx(sum(record.pretraining["shares"].values()))
 
 
 def test_two_processes_share_a_list(lab):
