@@ -21,9 +21,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a job in the background ignores it, and so would its children
+# A job in the background ignores Ctrl-C, and so would its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RECIPE = """\
 corpus: {vocab_size: 400, seq_length: 32, filter_threshold: 0.6, heldout: 0.05, probe: 0.3, sample: 200000}
