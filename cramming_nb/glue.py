@@ -10,14 +10,14 @@ __all__ = ['PAPER_SCORES', 'BINARY', 'ENTAILS', 'THREE', 'TASKS', 'OFFICIAL', 'N
            'adjacent', 'relation', 'overlap', 'probe_tasks', 'encoder_weights', 'prepare', 'call', 'finetune_job',
            'workers', 'evaluate', 'show', 'deviations', 'Scores', 'ScoreTable', 'compare', 'write_submission']
 
-# %% ../nbs/11_glue.ipynb #96bf2659
+# %% ../nbs/11_glue.ipynb #d0a13909
 import hashlib, json, math, multiprocessing, re, signal, time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 import numpy as np
@@ -110,7 +110,7 @@ TASKS = {t.name: t for t in (  # rows from the distribution; metrics averaged as
 OFFICIAL = {column: task for task in TASKS.values() for column in task.columns}  # WNLI among them
 NINE = tuple(column for column in OFFICIAL if column != "wnli")  # the numbers of the paper's mean
 
-# %% ../nbs/11_glue.ipynb #1e1fcbbd
+# %% ../nbs/11_glue.ipynb #68b875b4
 @dataclass
 class TaskData:
     "The rows of a task: (sentence, second sentence or None, label as a number)."
@@ -119,6 +119,7 @@ class TaskData:
     dev: dict[str, list[tuple]]  # by column of the table
     tests: dict[str, list[tuple]] = field(default_factory=dict)  # without labels, by file of a submission
     ids: dict = field(default_factory=dict, repr=False)          # token ids, kept for the next seed
+    digest = cached_property(lambda self: hashlib.sha256(repr((self.train, self.dev, self.tests)).encode()).hexdigest()[:16])  # stands for the rows
 
 AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # sentences that the server puts to the model of MNLI
 
@@ -390,7 +391,7 @@ def encoder_weights(checkpoints: Path) -> dict | None:
     if not (found := load_checkpoint(checkpoints)): raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first")
     return {name.removeprefix("encoder."): t for name, t in evaluation_weights(found[0]).items() if name.startswith("encoder.")}
 
-# %% ../nbs/11_glue.ipynb #257d2da8
+# %% ../nbs/11_glue.ipynb #0a1af14c
 SMALL, SHARED = ("rte", "mrpc", "stsb"), {}  # what starts from MNLI, if asked to; what all jobs of a worker have in common
 
 def prepare(work: Callable):
@@ -409,8 +410,8 @@ def finetune_job(job: tuple, data: dict[str, TaskData], arch: Architecture, chec
     (name, init, seed), mnli = job, Path(f"{encoders}-{job[1]}-{job[2]}.safetensors")
     weights = load_file(mnli) if protocol.mnli_first and name in SMALL else encoder_weights(checkpoints) if init == "pretrained" else None
     given = data[name] if init == "pretrained" else replace(data[name], tests={})
-    keep = mnli if protocol.mnli_first and name == "mnli" else None
-    return dict(task=name, init=init, seed=seed) | finetune(arch, weights, Tokenizer.from_file(tokenizer), given, for_task(protocol, name, data), seed, hardware, keep=keep)
+    found = finetune(arch, weights, Tokenizer.from_file(tokenizer), given, for_task(protocol, name, data), seed, hardware, keep=mnli if protocol.mnli_first and name == "mnli" else None)
+    return dict(task=name, init=init, seed=seed, data=data[name].digest) | found
 
 # %% ../nbs/11_glue.ipynb #3e660063
 @contextmanager
@@ -424,7 +425,7 @@ def workers(number: int, work: Callable) -> Iterator[Callable]:
     finally:
         if pool: pool.shutdown(wait=False, cancel_futures=True)
 
-# %% ../nbs/11_glue.ipynb #a9925168
+# %% ../nbs/11_glue.ipynb #aefaac0c
 def evaluate(data: dict[str, TaskData],       # tasks
              arch: Architecture,              # of the encoder
              checkpoints: Path, tokenizer: str,  # of the pretrained model; path of its tokenizer.json
@@ -436,14 +437,13 @@ def evaluate(data: dict[str, TaskData],       # tasks
     if protocol.mnli_first and "mnli" not in data: raise UserError("protocol mnli-first needs MNLI; add its folder MNLI/ to the tasks, or choose another protocol")
     import scipy.stats, sklearn.metrics  # now and not within a task: an import may swallow Ctrl-C
     folder.mkdir(parents=True, exist_ok=True)
-    jobs, first = [(name, init, seed) for seed in seeds for name in data for init in ("pretrained", "random")[:1 + baseline]], data["mnli"].train if protocol.mnli_first else None
-    stamps = {name: hashlib.sha256(repr((d.train, d.dev, d.tests, for_task(protocol, name, data), first, max((p.name for p in checkpoints.glob("step-*")), default=""))).encode()).hexdigest()[:8] for name, d in data.items()}
+    jobs, first = [(name, init, seed) for seed in seeds for name in data for init in ("pretrained", "random")[:1 + baseline]], data["mnli"].digest if protocol.mnli_first else None
+    stamps = {name: hashlib.sha256(repr((d.digest, for_task(protocol, name, data), first, max((p.name for p in checkpoints.glob("step-*")), default=""))).encode()).hexdigest()[:8] for name, d in data.items()}
     path, encoders = lambda job: folder / f"{job[0]}-{job[1]}-{job[2]}-{stamps[job[0]]}.json", folder / f".encoder-{stamps.get('mnli')}"
     done = lambda job: path(job).exists() and (not protocol.mnli_first or job[0] != "mnli" or Path(f"{encoders}-{job[1]}-{job[2]}.safetensors").exists())
     todo = sorted((job for job in jobs if not done(job)), key=lambda job: -len(data[job[0]].train))  # longest first
     work = partial(finetune_job, data=data, arch=arch, checkpoints=checkpoints, tokenizer=tokenizer, protocol=protocol, hardware=hardware, encoders=encoders)
-    number = 1 if hardware.device == "cuda" else min(hardware.threads, len(todo))
-    with workers(number, work) as compute, tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress) as bar:
+    with workers(1 if hardware.device == "cuda" else min(hardware.threads, len(todo)), work) as compute, tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress) as bar:
         for waits in (False, True):
             for result in compute([job for job in todo if (protocol.mnli_first and job[0] in SMALL) == waits]):
                 write_text(path((result["task"], result["init"], result["seed"])), json.dumps(result))

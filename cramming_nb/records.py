@@ -96,7 +96,7 @@ def validate(data: dict, path: Path | str = "record") -> RunRecord:
     if data["key"] != key: raise UserError(f"{path}: the key does not fit the contents")
     return RunRecord(**data)
 
-# %% ../nbs/13_records.ipynb #1d75b007
+# %% ../nbs/13_records.ipynb #65983a72
 def names_of(records: list) -> list[str]:
     "What runs, or recipes, are called beside each other: their names, numbered where several are the same."
     names = [r.name for r in records]
@@ -109,7 +109,7 @@ def plot_curve(records: list[RunRecord], by: str = "tokens", ax: plt.Axes | None
         curve = record.pretraining["curve"]
         ax.plot([p[by] for p in curve], [p["heldout_loss"] for p in curve], marker=".", label=name.replace("$", r"\$"))
     ax.axhline(records[0].pretraining["unigram_entropy"], color="gray", ls="--", lw=1, label="unigram predictor")
-    ax.set(xlabel=f"{by} trained on" if by == "tokens" else "seconds on the clock", ylabel="held-out loss (nats)")
+    ax.set(xlabel="tokens trained on" if by == "tokens" else "rated seconds" if "@" in records[0].budget else "seconds on the clock", ylabel="held-out loss (nats)")
     ax.locator_params(axis="x", nbins=5)
     if by == "tokens": ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.legend(frameon=False)

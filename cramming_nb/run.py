@@ -122,11 +122,12 @@ def glue_run(run: Run, corpus: Corpus, tasks: dict[str, TaskData], protocol: str
     if (path := run.folder / "record.json").exists() and chosen == run.recipe.protocol: add_results(path, results)
     return results
 
-# %% ../nbs/16_run.ipynb #991f340a
+# %% ../nbs/16_run.ipynb #b8cfcbb1
 def add_results(path: Path, results: list[dict]):
     "Put results into a run's record, and write its report again, if that changes anything."
-    record, name = RunRecord.read(path), lambda r: (r["task"], r["init"], r["seed"])
-    merged = [*{name(r): {k: v for k, v in r.items() if k != "predictions"} for r in [*record.results, *results]}.values()]
+    record, rows = RunRecord.read(path), {r["task"]: r["data"] for r in results}
+    kept = [r for r in record.results if r["task"] not in rows or r.get("data") == rows[r["task"]]]  # no scores on other rows of a task
+    merged = [*{(r["task"], r["init"], r["seed"]): {k: v for k, v in r.items() if k != "predictions"} for r in [*kept, *results]}.values()]
     if merged == record.results: return
     write_reports([record := replace(record, results=merged)], path.with_name("report.html"), path.with_name("report.md"))
     write_text(path, record.to_json())
@@ -168,10 +169,10 @@ def summary(record: RunRecord, folder: Path | None = None) -> str:
     scores = scores_of(record.results) or ([f"given up: {stopped}"] if (stopped := record.pretraining.get("stopped")) else [])
     return "\n\n".join([record._repr_markdown_(), *scores, *([f"report: {folder / 'report.html'}"] if folder else [])])
 
-# %% ../nbs/16_run.ipynb #2b52f1fe
+# %% ../nbs/16_run.ipynb #680e2a39
 def lacks(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> bool:
     "Whether a record is without some of the fine-tuning that is asked for, and worth it."
-    done = Counter(r["task"] for r in record.results if r["init"] == "pretrained")
+    done = Counter(r["task"] for r in record.results if r["init"] == "pretrained" and (r["task"] not in glue or r.get("data") == glue[r["task"]].digest))
     asked = {*glue, *({*PROBES} - {"source"} if run.probes or not glue and done.keys() <= PROBES.keys() else ())}  # a text of one source has no such probe
     return not record.pretraining.get("stopped") and any(done[task] < run.finetune_seeds for task in asked)
 

@@ -77,6 +77,20 @@ def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
     assert lab.records() == [full]
 
 
+def test_scores_on_other_rows_take_the_place_of_the_old(lab, glue):
+    wish = dict(finetune_seeds=2, glue_dir=str(glue))
+    assert lab.write(wish)().code == 0
+    (before,) = lab.records()
+    rows = (glue / "CoLA" / "dev.jsonl").read_text().splitlines(keepends=True)
+    (glue / "CoLA" / "dev.jsonl").write_text("".join(rows[:8]))
+    assert lab.write(wish | dict(finetune_seeds=1))().code == 0
+    (after,) = lab.records()
+    assert [r["seed"] for r in after.results if r["task"] == "cola"] == [0, 0]
+    assert {r["dev_rows"]["cola"] for r in after.results if r["task"] == "cola"} == {8}
+    others = [[r for r in record.results if r["task"] != "cola"] for record in (before, after)]
+    assert others[0] == others[1] and len(others[0]) == 8
+
+
 def test_a_rated_budget_is_the_same_whatever_the_machine_does(lab):
     lab.write(dict(name="one", rated=True, budget="1s"))
     rates = lab.home / "rates.json"
