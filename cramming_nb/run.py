@@ -122,12 +122,11 @@ def glue_run(run: Run, corpus: Corpus, tasks: dict[str, TaskData], protocol: str
     if (path := run.folder / "record.json").exists() and chosen == run.recipe.protocol: add_results(path, results)
     return results
 
-# %% ../nbs/16_run.ipynb #b8cfcbb1
+# %% ../nbs/16_run.ipynb #7cc21715
 def add_results(path: Path, results: list[dict]):
-    "Put results into a run's record, and write its report again, if that changes anything."
+    "Put results into a run's record, in the place of those on other rows of a task, and write its report again, if that changes anything."
     record, rows = RunRecord.read(path), {r["task"]: r["data"] for r in results}
-    kept = [r for r in record.results if r["task"] not in rows or r.get("data") == rows[r["task"]]]  # no scores on other rows of a task
-    merged = [*{(r["task"], r["init"], r["seed"]): {k: v for k, v in r.items() if k != "predictions"} for r in [*kept, *results]}.values()]
+    merged = [*{(r["task"], r["init"], r["seed"]): {k: v for k, v in r.items() if k != "predictions"} for r in [*record.results, *results] if r.get("data") == rows.get(r["task"], r.get("data"))}.values()]
     if merged == record.results: return
     write_reports([record := replace(record, results=merged)], path.with_name("report.html"), path.with_name("report.md"))
     write_text(path, record.to_json())
