@@ -415,6 +415,8 @@ def test_submission(a_copy, glue):
     assert answers == [TASKS["rte"].labels[int(p)] for p in chosen["predictions"]["RTE"]]
     assert len(values) == 5 and all(0 <= value <= 5 for value in values)
     assert not [r for r in RunRecord.read(a_copy.folder / "record.json").results if "predictions" in r]
+    a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")  # test rows decide no score
+    assert len([r for r in RunRecord.read(a_copy.folder / "record.json").results if r["task"] == "rte"]) == 3
 
 
 def invented(right: np.ndarray, column: str, seed: int = 0) -> dict:
