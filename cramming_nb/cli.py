@@ -312,11 +312,11 @@ def parse(argv: list[str]) -> object:
         raise UserError(re.split(r" (?:For full helptext|Argument helptext|Perhaps you meant|Available)", text)[0]
                         + (f"; did you mean {meant[1]}?" if meant else "; see cram --help")) from None
 
-# %% ../nbs/18_cli.ipynb #adef3f8a
+# %% ../nbs/18_cli.ipynb #23389d34
 def main(argv: list[str] | None = None) -> int:
     "The entry point of `cram`: 0 done, 2 a mistake told in one line, 130 and 143 interrupted with all finished work kept."
     argv = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    signal.signal(signal.SIGTERM, lambda signum, frame: (signal.signal(signum, signal.SIG_IGN), sys.exit(128 + signum)))  # once is enough
     try: return (print(version("cramming_nb")) if argv == ["--version"] else parse(argv or ["--help"]).main()) or 0
     except UserError as error: code, said = 2, error
     except KeyboardInterrupt: code, said = 130, "interrupted; the same command goes on from here"

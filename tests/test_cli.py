@@ -35,6 +35,17 @@ def test_module_is_the_command():
     assert said.returncode == 2 and said.stderr.startswith("cram: ")
 
 
+def test_a_second_sigterm_finds_it_leaving():
+    """Slurm and `timeout` signal the whole group, so that it may come twice."""
+    code = """import atexit, signal
+from cramming_nb import cli
+atexit.register(signal.raise_signal, signal.SIGTERM)
+cli.parse = lambda argv: signal.raise_signal(signal.SIGTERM)
+cli.main(["run"])"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (143, "")
+
+
 def test_help_lists_every_command(tmp_path):
     for argv in (["--help"], []):
         said = command(*argv, cwd=tmp_path)
