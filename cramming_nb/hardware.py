@@ -42,7 +42,7 @@ class Device:
     most_rows = 64           # and at which it ends
     pad_multiple = 2         # fine-tuning pads a batch to a multiple of so many tokens
     loss_chunk = 1 << 19     # logits that the loss holds in float32 at a time
-    matrix_size = 2048       # rows and columns of the product that measures the matrix rate
+    matrix_size = 1024       # rows and columns of the product that measures the matrix rate
     runs_ahead = False       # whether work is queued, and a call returns before it is done
     shared_energy = True     # whether all processes on a machine read the same energy counter
 
@@ -130,7 +130,7 @@ class Device:
     def __hash__(self) -> int:
         return hash(type(self))
 
-# %% ../nbs/04_hardware.ipynb #e2a37e2a
+# %% ../nbs/04_hardware.ipynb #eaaa456f
 class CUDA(Device):
     "An Nvidia GPU: the one that this process has selected."
     kind, attention, backend = "cuda", "sdpa", "nccl"
@@ -215,7 +215,7 @@ def triton_version() -> str | None:
         return None
     return triton.__version__
 
-# %% ../nbs/04_hardware.ipynb #564151ba
+# %% ../nbs/04_hardware.ipynb #38f4d219
 DEVICES = {"cpu": Device(), "cuda": CUDA()}
 
 def device_of(tensor: Tensor) -> Device:
