@@ -93,7 +93,7 @@ def test_dead_process_ends_the_job_and_loses_nothing(tiny, alone, tmp_path):
     assert job.output.read_text().count("another process of this job has ended") == 1
     kept = max((folder / "checkpoints").glob("step-*"))
     saved = json.loads((kept / "state.json").read_text())
-    assert saved["spent"]["steps"] >= before - 1 and not saved["rows_left"]
+    assert saved["spent"]["steps"] >= before - 1
     assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
     same_curve(folder, alone)
 
