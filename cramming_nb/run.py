@@ -101,7 +101,7 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     path = run.folder / "pretraining.json"
     if path.exists(): return json.loads(path.read_text())
     budget, hardware, r = Budget.parse(run.budget), Hardware.detect(DTYPES[run.recipe.training.dtype]), run.recipe
-    compiled = budget.unit == "seconds" and hardware.should_compile(math.inf if budget.rate else budget.amount)  # a rated second is not the compiler's
+    compiled = budget.unit == "seconds" and hardware.can_compile() and hardware.compiling_pays(math.inf if budget.rate else budget.amount)  # a rated second is not the compiler's
     trainer = Trainer(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training, hardware, run.seed, compiled, run.group)
     found = pretrain(trainer, budget, run.folder, progress=run.progress, snapshots=run.snapshots, tensorboard=run.tensorboard)
     found |= dict(unigram_entropy=corpus.manifest["unigram_entropy"], compiled=compiled, environment=environment(hardware))
