@@ -10,7 +10,7 @@ from conftest import sentence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cramming_nb.corpus import pack, split_documents
+from cramming_nb.corpus import pack, shuffled_documents, split_documents
 from cramming_nb.data import clean
 from cramming_nb.objective import ObjectiveConfig, mask_rows, num_predicted
 from cramming_nb.schedule import (
@@ -63,6 +63,22 @@ def test_packing_keeps_every_token_in_order(documents, length):
     rows = np.concatenate([np.zeros((0, length), np.uint16), *pack(streams, length)])
     assert rows.shape == (len(stream) // length, length) and rows.dtype == np.uint16
     assert rows.ravel().tolist() == stream[: rows.size]
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=40), seed=st.integers(0, 2**32))
+@example(lengths=[1] * 5000, seed=0)  # more than are shuffled in one piece
+@quick
+def test_a_shuffle_keeps_every_document_whole(lengths, seed):
+    documents = [[1000 + number] * n + [SEP] for number, n in enumerate(lengths)]  # a word of its own for each
+    ids, sizes = np.concatenate(documents).astype(np.uint16), np.array(lengths) + 1
+    shuffled = np.concatenate(list(shuffled_documents(ids, sizes, np.random.default_rng(seed))))
+    again = np.concatenate(list(shuffled_documents(ids, sizes, np.random.default_rng(seed))))
+    assert shuffled.dtype == np.uint16 and (shuffled == again).all()
+    ends = np.flatnonzero(shuffled == SEP) + 1
+    found = [part.tolist() for part in np.split(shuffled, ends[:-1])]
+    assert sorted(found) == sorted(documents)
+    if len(lengths) == 5000:
+        assert (shuffled != ids).any()
 
 
 @given(
