@@ -74,8 +74,11 @@ def is_claimed(run: Run) -> bool:
 @contextmanager
 def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
     "Inside the `with` block the folder is this run's, trained on these rows, and no other process's."
-    if run.group.rank: return (yield)  # the first process does it for all
-    if not (run.folder / "pretraining.json").exists(): corpus.verify()
+    if run.group.rank:  # process 0 does it for all; reading a large corpus takes its time
+        run.group.wait_long()
+        return (yield)
+    if not (run.folder / "pretraining.json").exists():
+        corpus.verify()
     rows = corpus.manifest["files"]["train"]["sha256"]
     with lock(run.folder):
         if not is_claimed(run):
@@ -83,6 +86,7 @@ def claimed(run: Run, corpus: Corpus) -> Iterator[None]:
             write_text(run.folder / "run.json", json.dumps(dict(source=run.source, budget=run.budget, seed=run.seed, rows=rows)))
         if json.loads((run.folder / "run.json").read_text()).get("rows", rows) != rows:
             raise UserError(f"{run.folder}: the text of {run.source} has changed since this run began; put it back, or choose another --name")
+        run.group.wait_long()
         yield
 
 # %% ../nbs/16_run.ipynb #7bdb77c1

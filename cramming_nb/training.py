@@ -43,8 +43,8 @@ NONFINITE = {
 }
 COMPILE = {
     "auto": "if the budget is long enough to repay it and a compiler is there",
-    "on": "always; an error if it cannot",
-    "off": "never",
+    "always": "an error if it cannot",
+    "never": "the plain model",
 }
 EXCHANGE = {
     "auto": "bfloat16 if float32 was measured to take over 5 % of a step, else float32",
@@ -76,7 +76,7 @@ class TrainingConfig:
                 raise UserError(f"training.{name} {value!r}: choose one of {', '.join(choices)}")
 
 # %% ../nbs/10_training.ipynb #dd2d6282
-class PeerLost(Exception):
+class PeerLost(UserError):
     "Another process of the job has ended, or cannot be reached."
 
 PEER_LOST = re.compile(  # what Gloo, NCCL and torch's store say when another process is gone
@@ -90,7 +90,8 @@ def name_lost_peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if PEER_LOST.search(str(error)) and not is_out_of_memory(error):
-            raise PeerLost(str(error)) from error
+            reason = str(error).strip().split("\n")[0][:120]
+            raise PeerLost(f"another process of this job has ended ({reason})") from error
         raise
 
 class ProcessGroup:
@@ -209,7 +210,7 @@ class ModelLoss:
                 raise
             reason = str(error).strip().split("\n")[0][:120]
             if self.required:
-                raise UserError(f"training.compile=on, but compiling failed: {reason}") from error
+                raise UserError(f"training.compile=always, but compiling failed: {reason}") from error
             tqdm.write(f"compiling failed ({reason}); training goes on without it")
             self.compiled = False
             return self.plain(*batch)
@@ -231,16 +232,16 @@ def estimated_seconds(budget: Budget, flops_per_token: float, tokens_per_step: i
 
 def should_compile(config: TrainingConfig, hardware: Hardware, seconds: float) -> bool:
     "Whether a run of so many seconds is compiled; says why not if only a compiler is missing."
-    if config.compile == "off":
+    if config.compile == "never":
         return False
     if not hardware.can_compile():
         missing = f"torch.compile needs a {'C' if hardware.device.runs_ahead else 'C++'} compiler"
-        if config.compile == "on":
-            raise UserError(f"training.compile=on: {missing}; install gcc and g++")
+        if config.compile == "always":
+            raise UserError(f"training.compile=always: {missing}; install gcc and g++")
         if hardware.compiling_pays(seconds):
             tqdm.write(f"{missing}, such as gcc and g++; training goes on without it")
         return False
-    return config.compile == "on" or hardware.compiling_pays(seconds)
+    return config.compile == "always" or hardware.compiling_pays(seconds)
 
 # %% ../nbs/10_training.ipynb #674e7167
 HELDOUT_MASKS = ObjectiveConfig()  # of the held-out loss: the paper's final ones, for every recipe
@@ -260,7 +261,7 @@ class Trainer:
         self.group = group or ProcessGroup()
         model = MaskedLM(architecture, hardware.attention).to(hardware.kind, hardware.dtype)
         self.model = model.train(training.dropout)
-        self.model_loss = ModelLoss(self.model, compiled, required=training.compile == "on")
+        self.model_loss = ModelLoss(self.model, compiled, required=training.compile == "always")
         self.optimizer = Optimizer(self.model, optimizer)
         self.micro_batch_size = 0
         if training.micro_batch_size:
@@ -1021,8 +1022,8 @@ def pretrain(trainer: Trainer,                    # what is trained
             run.fit()
         except PeerLost:
             run.rescue()
-            raise UserError("another process of this job has ended; what was saved is kept, and "
-                            "the same command goes on from there") from None
+            raise PeerLost("another process of this job has ended; what was saved is kept, and "
+                           "the same command goes on from there") from None
     return outcome(trainer, budget, state, clock)
 
 # %% ../nbs/10_training.ipynb #ac9efe3e
