@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import book
 import pytest
 import yaml
 
@@ -210,3 +211,23 @@ def test_fewer_than_three_seeds_decide_nothing(page):
 def test_losses_on_other_sequences_are_not_compared(page):
     with pytest.raises(AssertionError, match="other sequences"):
         page["compare"](dict(arm="mask 40", baseline="pocket"))
+
+
+@pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
+def test_a_chapter_quotes_the_verdict_that_the_records_support(page, path):
+    stale = [f"{claim}: {word}" for claim, word in book.quoted(path) if page["judgements"][claim].verdict != word]
+    assert not stale, "python tests/book.py verdicts mends this"
+
+
+CHAPTERS = {"data", "architecture", "objective", "training", "fine-tuning"}
+
+
+def test_every_claim_that_runs_can_decide_is_quoted_in_its_chapter():
+    there = {path.name: {claim for claim, _ in book.quoted(path)} for path in book.notebooks()}
+    silent = {}
+    for row in ROWS:
+        notebook = row["where"].split("#")[0]
+        if row["group"] in CHAPTERS and "tests" in row and not notebook.startswith("lab/"):
+            if row["id"] not in there[notebook]:
+                silent.setdefault(notebook, []).append(row["id"])
+    assert not silent
