@@ -11,6 +11,7 @@ __all__ = ['DTYPES', 'DEVICES', 'OUT_OF_MEMORY', 'Counter', 'processor_name', 'D
 import ctypes, os, platform, re, resource, shutil, sys, time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,7 +131,7 @@ class Device:
     def __hash__(self) -> int:
         return hash(type(self))
 
-# %% ../nbs/04_hardware.ipynb #eaaa456f
+# %% ../nbs/04_hardware.ipynb #e1ee9752
 class CUDA(Device):
     "An Nvidia GPU: the one that this process has selected."
     kind, attention, backend = "cuda", "sdpa", "nccl"
@@ -215,7 +216,7 @@ def triton_version() -> str | None:
         return None
     return triton.__version__
 
-# %% ../nbs/04_hardware.ipynb #38f4d219
+# %% ../nbs/04_hardware.ipynb #498c5681
 DEVICES = {"cpu": Device(), "cuda": CUDA()}
 
 def device_of(tensor: Tensor) -> Device:
@@ -357,12 +358,15 @@ def nvml_counters() -> list[Counter]:
     if not (found := nvml_handle()):
         return []
     nvml, gpu = found
-    read = lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
-    try:
-        read()
-    except nvml.NVMLError:
-        return []  # GPUs before Volta do not count
-    return [(read, float("inf"))]
+    last = None
+
+    def read() -> float | None:
+        nonlocal last
+        with suppress(nvml.NVMLError):  # keep the last reading
+            last = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+        return last
+
+    return [(read, float("inf"))] if read() is not None else []  # before Volta, GPUs do not count
 
 def nvml_facts() -> dict[str, object]:
     "Driver version and power limit (watts) of the GPU in use, as far as its driver tells."

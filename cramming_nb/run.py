@@ -113,7 +113,8 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     budget, hardware, r = Budget.parse(run.budget), hardware_of(run), run.recipe
     tokens_per_step = r.schedule.batch_size * r.corpus.seq_length
     flops = flops_per_token(r.architecture, r.objective.mlm_probability)
-    seconds = estimated_seconds(budget, flops, tokens_per_step, lambda: matrix_rate(hardware))
+    rate = lambda: run.group.size * matrix_rate(hardware)
+    seconds = estimated_seconds(budget, flops, tokens_per_step, rate)
     seconds, = run.group.largest(seconds)
     compiled = should_compile(r.training, hardware, seconds)
     trainer = Trainer(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training,

@@ -7,7 +7,7 @@ __all__ = ['NONFINITE', 'COMPILE', 'EXCHANGE', 'PEER_LOST', 'HELDOUT_MASKS', 'HE
            'name_lost_peers', 'ProcessGroup', 'cut_rows', 'ModelLoss', 'compiled_by_levels', 'estimated_seconds',
            'should_compile', 'Trainer', 'if_it_fits', 'choose_exchange', 'trial', 'rows_that_fit', 'later_memory',
            'find_micro_batch', 'Progress', 'resume', 'read_log', 'Logger', 'NoLogger', 'Interval', 'utilisation',
-           'finite', 'TrainingRun', 'pretrain', 'outcome']
+           'busy_seconds', 'finite', 'TrainingRun', 'pretrain', 'outcome']
 
 # %% ../nbs/10_training.ipynb #26540c37
 import json, math, os, re, time
@@ -28,7 +28,7 @@ from .budget import Budget, Clock, Spent, UserError
 from .checkpoint import CheckpointWriter, load_checkpoint, watch_signals
 from .corpus import Corpus
 from .hardware import (
-    EnergyMeter, Device, Hardware, Pace, datasheet_rate, is_out_of_memory, matrix_rate)
+    DTYPES, Device, EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, matrix_rate)
 from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
 from .optimizer import Optimizer, OptimizerConfig
 from .schedule import (
@@ -70,7 +70,8 @@ class TrainingConfig:
     nonfinite: str = "skip"           # after a gradient that is not finite, a name of NONFINITE
 
     def __post_init__(self):
-        for name, choices in (("compile", COMPILE), ("gradient_exchange", EXCHANGE)):
+        known = dict(compile=COMPILE, gradient_exchange=EXCHANGE, nonfinite=NONFINITE, dtype=DTYPES)
+        for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f"training.{name} {value!r}: choose one of {', '.join(choices)}")
@@ -160,6 +161,13 @@ class ProcessGroup:
             dist.all_gather(everywhere, tensor)
         return everywhere
 
+    def require_same(self, number: float, what: str):
+        "Stop if the processes do not have the same number of something."
+        most, least = self.largest(number, -number)
+        if most != -least:
+            raise UserError(f"the processes of this job read a different {what}; put the run's "
+                            "folder on a disk that all of them see")
+
     @contextmanager
     def rank_zero_first(self) -> Iterator[None]:
         "Process 0 goes through the block while the others wait, then all others do."
@@ -189,7 +197,8 @@ class ModelLoss:
     "The summed loss of a model on masked sequences, compiled as long as that works."
     def __init__(self, model: MaskedLM, compiled: bool, required: bool = False):
         self.model, self.compiled, self.required = model, compiled, required
-        self.fast, self.worked = None, False
+        self.fast = None
+        self.worked = set()  # graphs that have been compiled and run
 
     def plain(self, masked: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
               z_loss: float) -> Tensor:
@@ -197,37 +206,45 @@ class ModelLoss:
         return masked_loss(self.model(masked, positions), labels, weights, z_loss)
 
     def __call__(self, *batch: object) -> Tensor:
-        "The loss by the fast way, or by the plain one where the fast one fails at first."
+        "The loss, by the compiled model or by the plain one."
         if not self.compiled:
             return self.plain(*batch)
+        self.fast = self.fast or compiled_by_levels(self.plain)
+        return self.fast(*batch)
+
+    def attempt(self, graph: object, work: Callable) -> object:
+        "The result of work(); where a graph fails at its first use, that of the plain model."
+        if not self.compiled or graph in self.worked:
+            return work()
         try:
-            self.fast = self.fast or compiled_by_levels(self.plain)
-            loss = self.fast(*batch)
-            self.worked = True
-            return loss
+            result = work()
         except Exception as error:
-            if self.worked or is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             reason = str(error).strip().split("\n")[0][:120]
             if self.required:
-                raise UserError(f"training.compile=always, but compiling failed: {reason}") from error
+                message = f"training.compile=always, but compiling failed: {reason}"
+                raise UserError(message) from error
             tqdm.write(f"compiling failed ({reason}); training goes on without it")
             self.compiled = False
-            return self.plain(*batch)
+            self.model.zero_grad()
+            return work()
+        self.worked.add(graph)
+        return result
 
 def compiled_by_levels(function: Callable) -> Callable:
     "Compile a function for each shape it is called with, and allow for all that schedules make."
-    torch._dynamo.config.recompile_limit = 4 * LEVELS  # of mask rate and of length; torch stops at 8
+    torch._dynamo.config.recompile_limit = 4 * LEVELS  # of mask rate and length; torch's own is 8
     return torch.compile(function, dynamic=False)
 
 # %% ../nbs/10_training.ipynb #c2a10024
-def estimated_seconds(budget: Budget, flops_per_token: float, tokens_per_step: int,
+def estimated_seconds(budget: Budget, token_flops: float, tokens_per_step: int,
                       rate: Callable[[], float]) -> float:
-    "How long a budget will take; `rate` gives the machine's FLOP/s, and is asked if needed."
+    "How long a budget will take; `rate` gives the FLOP/s of all devices, and is asked if needed."
     if budget.unit == "seconds":
         return math.inf if budget.rate else budget.amount
     tokens = budget.amount * (tokens_per_step if budget.unit == "steps" else 1)
-    flops = budget.amount if budget.unit == "flops" else tokens * flops_per_token
+    flops = budget.amount if budget.unit == "flops" else tokens * token_flops
     return flops / (0.5 * rate())
 
 def should_compile(config: TrainingConfig, hardware: Hardware, seconds: float) -> bool:
@@ -327,11 +344,21 @@ class Trainer:
         loss = self.model_loss(masked, positions, labels, weights, objective.z_loss)
         return loss, weights.sum()
 
+    def graph(self, t: float) -> tuple:
+        "What decides which compiled graph a training step at fraction `t` uses."
+        return "training", self.micro_batch_size, *self.plan(t)
+
+    def will_compile(self, t: float) -> bool:
+        "Whether a micro-batch at fraction `t` has to be compiled first."
+        return self.model_loss.compiled and self.graph(t) not in self.model_loss.worked
+
     def backward(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float) -> Tensor:
         "Forward and backward over sequences at once; returns their losses and positions, [2]."
-        loss, weight = self.loss(ids, rows, epochs, self.seed, *self.plan(t))
-        self.optimizer.backward(loss / self.scale)
-        return torch.stack([loss.detach(), weight])
+        def both() -> Tensor:
+            loss, weight = self.loss(ids, rows, epochs, self.seed, *self.plan(t))
+            self.optimizer.backward(loss / self.scale)
+            return torch.stack([loss.detach(), weight])
+        return self.model_loss.attempt(self.graph(t), both)
 
     def micro_batch(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, t: float):
         "Add up the gradients of sequences; where memory runs out, by halves from then on."
@@ -339,15 +366,16 @@ class Trainer:
         while start < len(ids):
             part = slice(start, start + self.micro_batch_size)
             sums = if_it_fits(self.backward, ids[part], rows[part], epochs[part], t)
+            rows_asked = len(ids[part])
+            computed = self.micro_batch_size if self.model_loss.compiled else rows_asked
             if sums is None:
-                self.halve_micro_batch(len(ids[part]))
+                self.halve_micro_batch(computed)
                 continue
             self.optimizer.accumulate()
             self.weight += sums[1]
             self.recent += torch.where(sums[0].isfinite(), sums, 0.0)
-            self.rows_asked += len(ids[part])
-            self.rows_computed += (
-                self.micro_batch_size if self.model_loss.compiled else len(ids[part]))
+            self.rows_asked += rows_asked
+            self.rows_computed += computed
             start = part.stop
 
     def halve_micro_batch(self, rows: int, say: Callable[[str], None] = tqdm.write):
@@ -368,7 +396,14 @@ class Trainer:
         self.group.sum_gradients(self.optimizer.flat_grads)
         self.group.all_reduce(self.weight)
         lr = self.lr * lr_factor(self.schedule, t)
-        self.norm = self.optimizer.step(lr, self.scale / self.weight)
+        norm = if_it_fits(self.optimizer.step, lr, self.scale / self.weight)
+        if norm is None:  # the first step allocates the optimizer's moments
+            self.hardware.device.release_memory()
+            norm = if_it_fits(self.optimizer.step, lr, self.scale / self.weight)
+        if norm is None:
+            raise UserError("the optimizer's state does not fit into the memory of this device; "
+                            "choose a smaller training.micro_batch_size or architecture")
+        self.norm = norm
         self.weight.zero_()
 
     def drop_gradients(self):
@@ -389,22 +424,27 @@ class Trainer:
         self.model.eval()
         with self.optimizer.evaluation():
             while (total := if_it_fits(self.heldout_sums)) is None:
-                self.halve_micro_batch(self.micro_batch_size)
+                there = max(1, len(self.heldout_rows()))
+                self.halve_micro_batch(min(self.micro_batch_size, there))
         self.model.train(self.training.dropout)
         loss, weight = self.group.all_reduce(total).tolist()
         return loss / weight
 
-    def heldout_sums(self) -> Tensor:
-        "Sums of losses and positions, [2], over this process's part of the held-out sequences."
+    def heldout_rows(self) -> np.ndarray:
+        "The numbers of this process's held-out sequences, spread evenly over all that there are."
         there = len(self.corpus.heldout)
-        number = min(there, self.training.heldout_rows)  # evenly spread over all that there are
-        rows = (np.arange(number) * there // number)[self.group.rank::self.group.size]
+        number = min(there, self.training.heldout_rows)
+        return (np.arange(number) * there // number)[self.group.rank::self.group.size]
+
+    def heldout_sums(self) -> Tensor:
+        "Sums of losses and positions, [2], over this process's held-out sequences."
+        rows, graph = self.heldout_rows(), ("validation", self.micro_batch_size)
         total = torch.zeros(2, dtype=torch.float64, device=self.hardware.kind)
         for start in range(0, len(rows), self.micro_batch_size):
             part = rows[start:start + self.micro_batch_size]
             ids, epochs = self.corpus.heldout[part].astype(np.int64), np.zeros_like(part)
-            total += torch.stack(
-                self.loss(ids, part, epochs, HELDOUT_SEED, self.length, HELDOUT_MASKS))
+            batch = ids, part, epochs, HELDOUT_SEED, self.length, HELDOUT_MASKS
+            total += torch.stack(self.model_loss.attempt(graph, lambda: self.loss(*batch)))
         return total
 
     def state(self) -> dict[str, Tensor]:
@@ -444,7 +484,7 @@ def choose_exchange(trainer: Trainer, step_seconds: float) -> dict[str, float]:
     device, flat = trainer.hardware.device, trainer.optimizer.flat_grads
     seconds = {}
     for name in ("float32", "bfloat16"):
-        copy = flat.to(getattr(torch, name))
+        copy = torch.zeros_like(flat, dtype=getattr(torch, name))
         group.all_reduce(copy)  # warm-up
         own = device.seconds(lambda: group.all_reduce(copy), repeats=3)
         seconds[name], = group.largest(own)
@@ -460,7 +500,8 @@ def trial(trainer: Trainer, rows: int) -> float:
     device = trainer.hardware.device
     trainer.micro_batch_size = rows
     batch = trainer.corpus.batch(0, rows, trainer.seed)
-    work = lambda: trainer.backward(*batch, 1.0)
+    t = 0.0 if trainer.schedule.mask_start > trainer.objective.mlm_probability else 1.0
+    work = lambda: trainer.backward(*batch, t)  # where most positions are predicted
     def timed() -> float:
         work()  # compiles, or warms up
         return rows / device.seconds(work)
@@ -470,7 +511,7 @@ def trial(trainer: Trainer, rows: int) -> float:
     return speed or 0.0
 
 def rows_that_fit(trainer: Trainer) -> int:
-    "An upper estimate of the micro-batch, by the memory that 8 and 16 sequences take uncompiled."
+    "How many sequences fit at a time, by the memory that 8 and 16 of them take uncompiled."
     device, loss = trainer.hardware.device, trainer.model_loss
     free = device.free_memory()
     if free is None:
@@ -501,12 +542,15 @@ def find_micro_batch(trainer: Trainer, seconds: float = 864.0) -> int:
     fits = rows_that_fit(trainer)
     rows = min(share, device.first_rows, 1 << (fits.bit_length() - 1))
     later = later_memory(trainer) if device.free_memory() else 0
-    reserved = torch.empty(later, dtype=torch.uint8, device=device.kind)
+    reserved = if_it_fits(lambda: torch.empty(later, dtype=torch.uint8, device=device.kind))
     while not (speed := trial(trainer, rows)):
         trainer.halve_micro_batch(rows, say=lambda line: None)  # to try is to expect it
         rows = trainer.micro_batch_size
     taken = time.perf_counter() - begun  # as the next trial, which compiles as well, may take
-    while 2 * rows <= min(share, device.most_rows, fits):
+    most = min(share, device.most_rows)
+    if not trainer.model_loss.compiled:
+        most = min(most, fits)  # compiled code needs less memory than was measured
+    while 2 * rows <= most:
         if time.perf_counter() - begun + taken > seconds:
             break
         start = time.perf_counter()
@@ -517,8 +561,8 @@ def find_micro_batch(trainer: Trainer, seconds: float = 864.0) -> int:
         rows, speed = 2 * rows, faster
     del reserved
     device.set_random_state(random)  # dropout goes on as if nothing had been tried
-    rows = -int(group.largest(-rows)[0])
-    trainer.set_micro_batch(rows)
+    group.wait_long()  # for those that search longer
+    trainer.set_micro_batch(-int(group.largest(-rows)[0]))
     return trainer.micro_batch_size
 
 # %% ../nbs/10_training.ipynb #2c2bfe67
@@ -528,6 +572,7 @@ class Progress:
     spent: Spent = field(default_factory=Spent)
     cursor: int = 0                # sequences trained on, over all epochs
     micro_batch_size: int = 0      # sequences computed at a time
+    processes: int = 1             # that share the run
     compiled: bool | None = None   # whether the model is compiled; None: not yet decided
     curve: list[dict] = field(default_factory=list)  # held-out losses: fraction, tokens, seconds
     shares: dict[str, float] = field(default_factory=dict)  # seconds, by what they went to
@@ -559,9 +604,12 @@ def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
     "Bring trainer and clock to the newest good checkpoint of a run folder, if there is one."
     tensors, state = load_checkpoint(folder / "checkpoints", say=tqdm.write) or ({}, {})
     progress = Progress.read(state)
+    trainer.group.require_same(progress.cursor, "checkpoint")
     if tensors:
         trainer.load(tensors, salt=progress.spent.steps)
         trainer.micro_batch_size = progress.micro_batch_size
+        if progress.processes != trainer.group.size:
+            trainer.set_micro_batch(progress.micro_batch_size)
         trainer.lr *= progress.rate
         can_compile = trainer.hardware.can_compile()
         trainer.model_loss.compiled = bool(progress.compiled) and can_compile
@@ -668,6 +716,10 @@ def utilisation(name: str, flops: float, seconds: float, rates: list[float],
     return dict(mfu=achieved / median(rates) if rates else None,
                 mfu_datasheet=achieved / sheet if sheet else None)
 
+def busy_seconds(shares: dict[str, float]) -> float:
+    "Seconds that went into training: steps, and waiting for their data."
+    return shares.get("step", 0.0) + shares.get("data", 0.0)
+
 def finite(x: float) -> float | None:
     "The number `x`, or None for what JSON has no word for."
     return x if math.isfinite(x) else None
@@ -682,7 +734,8 @@ class TrainingRun:
         self.trainer, self.budget, self.clock = trainer, budget, clock
         self.progress, self.logger = progress, logger
         self.snapshots = dict(snapshots or {})         # fractions still to come, and their folders
-        self.signals = [] if signals is None else signals
+        self.signals = [] if signals is None else signals  # that this process has received
+        self.stop_signal = 0                           # the one that all processes know of
         say = tqdm.write
         self.writer = CheckpointWriter(folder / "checkpoints", config.keep_checkpoints, say)
         self.pace, self.meter = Pace(device), EnergyMeter(device.energy_counters())
@@ -692,8 +745,8 @@ class TrainingRun:
         self.save_interval = interval(config.checkpoint_seconds, config.checkpoint_fraction)
         self.rate_interval = interval(math.inf, 0.25)
         self.validation_seconds = 0.0                  # what the last validation took
-        self.graphs = set()                            # shapes that have been compiled
         self.step_start = None                         # where the step under way began
+        self.last_t = 0.0                              # fraction at which the last step began
         self.last_line = self.counters()
 
     # The loop
@@ -703,7 +756,7 @@ class TrainingRun:
         self.start()
         while True:
             t = self.read_clock()
-            if self.signals or self.progress.stopped:
+            if self.stop_signal or self.progress.stopped:
                 break
             if self.should_log(t):
                 self.log()
@@ -720,42 +773,39 @@ class TrainingRun:
         "One optimizer step: micro-batches, then the update. The end of the budget cuts it short."
         trainer, progress = self.trainer, self.progress
         remaining, flops_per_token = trainer.step_rows(t), trainer.flops_per_token(t)
-        graph = trainer.plan(t), trainer.micro_batch_size
-        compiles = trainer.model_loss.compiled and graph not in self.graphs
         self.mark_step()
         while remaining:
             count = min(remaining, trainer.effective_micro_batch)
             batch = trainer.batch(progress.cursor, count)
             self.clock.lap("data")
+            compiles = trainer.will_compile(t)
             trainer.micro_batch(*batch, t)
             self.pace.mark()
             progress.cursor += count
             progress.spent.tokens += count * trainer.length
             progress.spent.flops += count * trainer.length * flops_per_token
             self.clock.lap("compile" if compiles else "step")
-            self.graphs.add(graph)
-            compiles = False
             remaining -= count
             if remaining and self.read_clock() >= 1:
                 break
-            if remaining and self.signals:
+            if remaining and self.stop_signal:
                 return self.drop_step()
         trainer.update(t)
-        self.step_start = None
+        self.pace.mark()
+        self.step_start, self.last_t = None, t
         progress.spent.steps += 1
 
     def read_clock(self) -> float:
         "Agree on time, signals and micro-batch; returns the fraction of the budget that is spent."
         group, trainer, spent = self.trainer.group, self.trainer, self.progress.spent
-        seconds = self.clock.seconds(spent.tokens)
-        if group.size > 1:
-            signum = self.signals[0] if self.signals else 0
-            mine = seconds if group.rank == 0 else 0.0
-            seconds, signum, rows = group.largest(mine, signum, -trainer.micro_batch_size)
-            trainer.micro_batch_size = int(-rows)
-            if signum and not self.signals:
-                self.signals.append(int(signum))
-        spent.seconds = seconds
+        seconds = self.clock.seconds(spent.tokens) if group.rank == 0 else 0.0
+        signum = self.signals[0] if self.signals else 0
+        # All act on what came out of this exchange, and not on a signal that arrives during it.
+        agreed = group.largest(seconds, signum, -trainer.micro_batch_size)
+        spent.seconds, self.stop_signal = agreed[0], int(agreed[1])
+        trainer.micro_batch_size = -int(agreed[2])
+        if self.stop_signal and not self.signals:
+            self.signals.append(self.stop_signal)  # ends this process as it ends the others
         self.clock.lap("step")  # waiting for the other processes is part of it
         self.logger.advance()
         return self.budget.fraction(spent)
@@ -770,27 +820,26 @@ class TrainingRun:
         if not trainer.micro_batch_size:
             find_micro_batch(trainer, self.search_seconds())
             self.clock.lap("search")
-        if trainer.group.size > 1 and not progress.exchange:
+        if trainer.group.size > 1:
             self.measure_exchange()
         if trainer.training.nonfinite == "rollback" and not progress.cursor:
+            self.read_clock()
             self.save()
 
     def search_seconds(self) -> float:
         "Seconds that the search for a micro-batch may take: 1 % of the budget, or of a day."
-        amount, rated = self.budget.amount, self.clock.rate
-        return 0.01 * (amount if self.budget.unit == "seconds" and not rated else 24 * 3600)
+        return 0.01 * (self.budget.amount if self.is_real_time() else 24 * 3600)
 
     def measure_exchange(self):
         "Decide how gradients travel, by what an exchange takes beside a micro-batch."
         trainer = self.trainer
+        device, random = trainer.hardware.device, trainer.hardware.device.random_state()
         batch = trainer.batch(0, trainer.effective_micro_batch)
-        if trainer.training.dropout or not len(batch[0]):
-            seconds = math.inf
-        else:
-            trainer.micro_batch(*batch, 0.0)  # compiles, or warms up
-            seconds = trainer.hardware.device.seconds(lambda: trainer.micro_batch(*batch, 0.0))
-            trainer.drop_gradients()
-            trainer.recent.zero_()
+        trainer.micro_batch(*batch, 0.0)  # compiles, or warms up
+        seconds = device.seconds(lambda: trainer.micro_batch(*batch, 0.0))
+        trainer.drop_gradients()
+        trainer.recent.zero_()
+        device.set_random_state(random)  # dropout goes on as if nothing had been measured
         micro_batches = math.ceil(trainer.schedule.batch_size / trainer.effective_micro_batch)
         step_seconds, = trainer.group.largest(seconds * micro_batches)
         self.progress.exchange = choose_exchange(trainer, step_seconds)
@@ -799,8 +848,8 @@ class TrainingRun:
     def finish(self):
         "Save at the end: with a last validation, unless a signal ended the run."
         progress = self.progress
-        if not self.signals:
-            self.save_snapshots(1.0)
+        if not self.stop_signal:
+            self.save_snapshots(self.budget.fraction(progress.spent))
             if not progress.stopped:
                 self.note_heldout_loss(1.0)  # off the clock, as the paper's evaluation is
             progress.rates.append(matrix_rate(self.trainer.hardware, seconds=0.1))
@@ -833,8 +882,10 @@ class TrainingRun:
         "Save after another process was lost, if what this one has is known to be whole."
         if self.trainer.group.rank or self.trainer.hardware.device.runs_ahead:
             return  # on a GPU an update with half a sum may be queued already
+        self.clock.lap("lost")  # the wait for the other process
         if self.step_start:
             self.drop_step()
+        self.progress.spent.seconds = self.clock.seconds(self.progress.spent.tokens)
         self.trainer.group.size = 1  # there is nobody left to gather from
         self.save()
         self.writer.wait()
@@ -851,6 +902,7 @@ class TrainingRun:
             return
         tensors, state = found
         before, seconds = Progress.read(state), progress.spent.seconds
+        trainer.group.require_same(before.cursor, "checkpoint")
         trainer.load(tensors, salt=before.spent.steps)
         trainer.optimizer.skipped.zero_()
         trainer.lr /= 2
@@ -860,9 +912,12 @@ class TrainingRun:
         spent = progress.spent
         spent.tokens, spent.flops, spent.steps = (
             before.spent.tokens, before.spent.flops, before.spent.steps)
-        clock.shares = Counter(before.shares)
-        clock.shares["lost"] += seconds - before.spent.seconds
         clock.lap("lost")
+        lost = sum(clock.shares.values()) - sum(before.shares.values())
+        clock.shares = Counter(before.shares)
+        clock.shares["lost"] += lost
+        for interval in (self.log_interval, self.save_interval, self.rate_interval):
+            interval.restart()
         self.last_line = self.counters()
         self.logger.log(dict(tokens=spent.tokens, seconds=seconds,
                              returned_to_step=spent.steps, rate=progress.rate))
@@ -873,9 +928,13 @@ class TrainingRun:
         "Whether validation is due, and would, by what the last one took, end within the budget."
         if not self.progress.validation_due(t, self.trainer.training.validations):
             return False
-        if self.clock.rate or self.budget.unit != "seconds":
+        if not self.is_real_time():
             return True
         return self.validation_seconds < self.budget.remaining(self.progress.spent)
+
+    def is_real_time(self) -> bool:
+        "Whether the budget is one of seconds on the clock."
+        return self.budget.unit == "seconds" and not self.clock.rate
 
     def validate(self, t: float):
         "Take the held-out loss at fraction `t`, on the clock; measure the machine now and then."
@@ -884,7 +943,7 @@ class TrainingRun:
         self.validation_seconds, = self.trainer.group.largest(self.clock.lap("validation"))
         if self.rate_interval.due():
             self.progress.rates.append(matrix_rate(self.trainer.hardware, seconds=0.1))
-            self.clock.lap("rate")
+            self.clock.lap("calibration")
 
     def note_heldout_loss(self, t: float):
         "Add the held-out loss to the curve, and end a run early if the loss is too high."
@@ -931,31 +990,32 @@ class TrainingRun:
         if line["skipped_steps"] and trainer.optimizer.loss_scale.value <= 1:
             if trainer.training.nonfinite == "stop":
                 progress.stopped = "a gradient was not finite"
-            if trainer.training.nonfinite == "rollback":
-                self.roll_back()
+            over = self.budget.fraction(progress.spent) >= 1
+            if trainer.training.nonfinite == "rollback" and not (over and self.is_real_time()):
+                self.roll_back()  # but not where no time is left to train again
 
     def count_joules(self):
         "Read the energy meter: of all devices, or of the machine that all processes share."
-        joules, group = self.meter.read(), self.trainer.group
-        if joules is None:
-            return
+        joules = self.meter.read()
         if not self.trainer.hardware.device.shared_energy:
-            joules, = group.total(joules)
-        self.progress.joules = self.joules_before + joules
+            known = math.nan if joules is None else joules
+            joules = finite(self.trainer.group.total(known)[0])
+        if joules is not None:
+            self.progress.joules = self.joules_before + joules
 
     def counters(self) -> dict[str, float]:
         "What speeds are counted from."
-        return asdict(self.progress.spent) | dict(step_seconds=self.clock.shares["step"])
+        return asdict(self.progress.spent) | dict(step_seconds=busy_seconds(self.clock.shares))
 
     def metrics(self) -> dict:
         "What a run can say of itself now; speeds are since the last line."
         progress, trainer, spent = self.progress, self.trainer, self.progress.spent
-        t, since = self.budget.fraction(spent), self.last_line
+        since, t = self.last_line, self.last_t
         length, objective = trainer.plan(t)
-        busy = self.clock.shares["step"]
+        busy = busy_seconds(self.clock.shares)
         memory, = trainer.group.largest(trainer.hardware.device.peak_memory())
         line = asdict(spent) | dict(
-            fraction=t, remaining=self.budget.remaining(spent),
+            fraction=self.budget.fraction(spent), remaining=self.budget.remaining(spent),
             epoch=progress.cursor // trainer.corpus.rows.shape[0],
             loss=finite(trainer.mean_loss()), gradient_norm=finite(float(trainer.norm)),
             skipped_steps=int(trainer.optimizer.skipped),
@@ -986,6 +1046,7 @@ class TrainingRun:
         progress, trainer = self.progress, self.trainer
         progress.shares = dict(self.clock.shares)
         progress.micro_batch_size = trainer.micro_batch_size
+        progress.processes = trainer.group.size
         progress.compiled = trainer.model_loss.compiled
         tensors = trainer.state()  # all processes contribute
         if not trainer.group.rank:
@@ -1010,8 +1071,13 @@ def pretrain(trainer: Trainer,                    # what is trained
             return outcome(trainer, budget, state, clock)
         if leads:
             trainer.corpus.verify()
-        paths = {f: folder / "snapshots" / f"{f:.3f}" for f in sorted(snapshots)}
-        wanted = {f: path for f, path in paths.items() if not path.exists()}
+        trainer.group.wait_long()
+        wanted = {}
+        for fraction in sorted(snapshots):
+            path = folder / "snapshots" / f"{fraction:.3f}"
+            there, = trainer.group.largest(any(path.glob("step-*")))
+            if not there and fraction >= budget.fraction(state.spent):
+                wanted[fraction] = path
         logger = NoLogger()
         if leads:
             logger = Logger(folder, budget, state.spent, progress, tensorboard)
@@ -1043,5 +1109,5 @@ def outcome(trainer: Trainer, budget: Budget, progress: Progress, clock: Clock) 
         padding=1 - trainer.rows_asked / trainer.rows_computed if trainer.rows_computed else 0.0,
         peak_memory=int(most), peak_memory_total=int(total), joules=progress.joules,
         skipped_steps=progress.skipped, returns=progress.returns, devices=group.size)
-    return found | utilisation(trainer.hardware.name, spent.flops, clock.shares["step"],
+    return found | utilisation(trainer.hardware.name, spent.flops, busy_seconds(clock.shares),
                                progress.rates, group.size)

@@ -25,6 +25,9 @@ class PlainLoss(ModelLoss):
         self.calls += 1
         return torch.tensor(float(self.calls))
 
+    def step(self, graph: str = "training") -> torch.Tensor:
+        return self.attempt(graph, lambda: self(*BATCH))
+
 
 def broken(monkeypatch, error: Exception):
     """Let compiling succeed at first sight, and fail at the first call, as torch's does."""
@@ -37,8 +40,8 @@ def broken(monkeypatch, error: Exception):
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch, capsys):
     broken(monkeypatch, RuntimeError("backend='inductor' raised:\nno such header"))
-    loss = PlainLoss(None, compiled=True)
-    assert [loss(*BATCH).item() for _ in range(2)] == [1.0, 2.0]
+    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
+    assert [loss.step().item() for _ in range(2)] == [1.0, 2.0]
     assert not loss.compiled
     assert capsys.readouterr().out.splitlines() == [
         "compiling failed (backend='inductor' raised:); training goes on without it"
@@ -48,14 +51,14 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, capsys):
 def test_a_compiler_that_must_work_is_an_error(monkeypatch):
     broken(monkeypatch, RuntimeError("no such header"))
     with pytest.raises(UserError, match="training.compile=always, but compiling failed: no such header"):
-        PlainLoss(None, compiled=True, required=True)(*BATCH)
+        PlainLoss(torch.nn.Linear(1, 1), compiled=True, required=True).step()
 
 
 def test_too_little_memory_is_no_failure_of_the_compiler(monkeypatch):
     broken(monkeypatch, RuntimeError("Triton Error [CUDA]: out of memory"))
-    loss = PlainLoss(None, compiled=True)
+    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
     with pytest.raises(RuntimeError, match="out of memory"):
-        loss(*BATCH)
+        loss.step()
     assert loss.compiled
 
 
@@ -69,10 +72,25 @@ def test_an_error_after_a_compiled_step_worked_is_raised(monkeypatch):
         return torch.tensor(0.0)
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: fail_later)
-    loss = PlainLoss(None, compiled=True)
-    loss(*BATCH)
+    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
+    loss.step()
     with pytest.raises(RuntimeError, match="assert"):
-        loss(*BATCH)
+        loss.step()
+
+
+def test_each_graph_may_fail_at_its_first_use(monkeypatch):
+    """Validation was compiled, and worked; the graph of training does not."""
+    results = iter([torch.tensor(7.0), RuntimeError("no kernel for the backward pass")])
+
+    def next_result(*batch):
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: next_result)
+    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
+    assert [loss.step("validation").item(), loss.step("training").item()] == [7.0, 1.0]
 
 
 @pytest.mark.parametrize("budget, compiled", [("3m", False), ("24h", True), ("1Mtok", False), ("9Gtok", True)])
