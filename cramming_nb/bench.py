@@ -31,7 +31,7 @@ from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
 from .glue import FineTuner, Protocol, TaskData
-from .hardware import DTYPES, Hardware, datasheet_rate, keep_memory, peak_memory
+from .hardware import DEVICES, DTYPES, Hardware, datasheet_rate, keep_memory
 from .recipes import Recipe, flat
 from .records import environment, names_of
 from .schedule import ScheduleConfig, batch_rows
@@ -62,7 +62,7 @@ def serve(pipe: Connection, make: Callable, arguments: tuple):
             begun = time.perf_counter()
             for _ in range(repeats): work()
             if device == "cuda": torch.cuda.synchronize()
-            pipe.send((time.perf_counter() - begun, peak_memory(device)))
+            pipe.send((time.perf_counter() - begun, DEVICES[device].peak_memory()))
     except Exception as error:
         pipe.send((None, f"{type(error).__name__}: {error}"))
         while pipe.recv(): pass
@@ -141,7 +141,7 @@ def recipe_steps(recipe: Recipe, hardware: Hardware, compiled: bool = False, cou
     most = recipe.schedule.batch_size
     ids, numbers, epochs = some_rows(replace(recipe.architecture, max_length=recipe.corpus.seq_length), most), np.arange(most), np.zeros(most, np.int64)
     trainer = Trainer(SimpleNamespace(rows=ids), recipe.architecture, recipe.objective, recipe.optimizer, recipe.schedule, recipe.training, hardware, compiled=compiled)
-    if not trainer.micro_batch_size: trainer.micro_batch_size = min(1024 if hardware.device == "cuda" else 32, most)  # halved until it fits
+    if not trainer.micro_batch_size: trainer.micro_batch_size = min(1024 if hardware.kind == "cuda" else 32, most)  # halved until it fits
     def work():
         for t in (np.arange(count) + 0.5) / count:
             for part in np.split(numbers, range(rows := batch_rows(recipe.schedule, t), most, rows)):
@@ -162,14 +162,14 @@ def reference_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def reference_step(arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True) -> Callable[[], None]:
     "One step as the paper's code takes it on this device."
-    model, cuda = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.device).eval(), hardware.device == "cuda"
+    model, cuda = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.kind).eval(), hardware.kind == "cuda"
     forward, optimizer = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model, reference_optimizer(model)
     scaler, rng, ids, k = torch.amp.GradScaler(enabled=cuda), np.random.default_rng(0), torch.from_numpy(some_rows(arch, rows)), arch.max_length // 4
     def step():
         at = torch.from_numpy(rng.integers(0, arch.max_length, ids.shape).argsort(1)[:, :k].copy())
         words = torch.from_numpy(rng.integers(0, arch.vocab_size, (len(ids), k)))
         masked = ids.scatter(1, at[:, :round(0.8 * k)], 4).scatter(1, at[:, round(0.8 * k):round(0.9 * k)], words)
-        masked, labels, at = (t.to(hardware.device) for t in (masked, ids.gather(1, at), at))
+        masked, labels, at = (t.to(hardware.kind) for t in (masked, ids.gather(1, at), at))
         with torch.autocast("cuda", torch.float16) if cuda else nullcontext(): loss = F.cross_entropy(forward(masked, at).flatten(0, 1), labels.flatten())
         if not loss.isfinite(): raise FloatingPointError(loss)
         scaler.scale(loss).backward()
@@ -187,13 +187,13 @@ def transformers_step(arch: Architecture, rows: int, hardware: Hardware, compile
     from transformers import BertConfig, BertForMaskedLM
     model = BertForMaskedLM(BertConfig(
         vocab_size=arch.vocab_size, hidden_size=arch.hidden_size, num_hidden_layers=arch.num_layers, num_attention_heads=arch.num_heads, intermediate_size=sum(ffn_widths(arch)) // 2,
-        max_position_embeddings=arch.max_length, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation="sdpa" if hardware.device == "cuda" else "eager")).to(hardware.device).train()
+        max_position_embeddings=arch.max_length, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation="sdpa" if hardware.kind == "cuda" else "eager")).to(hardware.kind).train()
     forward = torch.compile(model, dynamic=False) if compiled else model
-    optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-4, fused=True), torch.from_numpy(some_rows(arch, rows)).to(hardware.device)
+    optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-4, fused=True), torch.from_numpy(some_rows(arch, rows)).to(hardware.kind)
     def step():
         at = torch.rand(ids.shape, device=ids.device).argsort(1)[:, :arch.max_length // 4]
         labels = torch.full_like(ids, -100).scatter(1, at, ids.gather(1, at))
-        with torch.autocast(hardware.device, torch.bfloat16, enabled=hardware.dtype != torch.float32): loss = forward(input_ids=ids.scatter(1, at, 4), labels=labels).loss
+        with torch.autocast(hardware.kind, torch.bfloat16, enabled=hardware.dtype != torch.float32): loss = forward(input_ids=ids.scatter(1, at, 4), labels=labels).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -207,7 +207,7 @@ def utilisation(tokens_per_second: float, arch: Architecture, rate: float, mlm_p
 # %% ../nbs/15_bench.ipynb #b19fd2d0
 def matrix_product(hardware: Hardware, size: int = 2048) -> Callable[[], torch.Tensor]:
     "A product of two matrices in the hardware's format."
-    return partial(torch.matmul, *(torch.randn(size, size, device=hardware.device, dtype=hardware.dtype) for _ in range(2)))
+    return partial(torch.matmul, *(torch.randn(size, size, device=hardware.kind, dtype=hardware.dtype) for _ in range(2)))
 
 # %% ../nbs/15_bench.ipynb #ed0d717d
 def bench_train(size: str = "small",      # a name of SIZES
@@ -218,7 +218,7 @@ def bench_train(size: str = "small",      # a name of SIZES
     "Tokens a second of a training step, ours and the opponents', in turns; our share of the matrix rate; the most memory of each, in bytes."
     if size not in SIZES: raise UserError(f"size {size!r}: choose one of {', '.join(SIZES)}")
     hardware, (arch, rows_on_cpu) = Hardware.detect(), SIZES[size]
-    rows = rows or (512 if hardware.device == "cuda" else rows_on_cpu)
+    rows = rows or (512 if hardware.kind == "cuda" else rows_on_cpu)
     makes = dict(ours=our_step, reference=reference_step) | (dict(transformers=transformers_step) if find_spec("transformers") else {})
     with ExitStack() as stack:
         steps = {name: stack.enter_context(Contestant(make, arch, rows, hardware, compiled, repeats=3 if size == "small" else 1)) for name, make in makes.items()}
@@ -340,7 +340,7 @@ def bench_glue(arch: Architecture,        # of the encoder
                progress: bool = True) -> dict:
     "Sequences a second of fine-tuning, ours and the reference's, in turns, over the tasks."
     hardware, sums = Hardware.detect(), []
-    slow, cores = replace(hardware, dtype=torch.float32), 1 if hardware.device == "cuda" else hardware.threads
+    slow, cores = replace(hardware, dtype=torch.float32), 1 if hardware.kind == "cuda" else hardware.threads
     for task in tasks.values():
         with ExitStack() as stack:
             start = lambda *how: stack.enter_context(Contestant(tuning_steps, arch, tokenizer, task, *how, steps))

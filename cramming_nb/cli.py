@@ -52,8 +52,11 @@ class Pretrain:
 
     def main(self):
         book.run.is_claimed(run := self.run())
-        run.group.join()
-        with book.run.claimed(run, corpus := book.run.corpus_of(run)): found = book.run.pretrain_run(run, corpus)
+        run.group.join(book.run.hardware_of(run).device)
+        corpus = book.run.corpus_of(run)
+        with book.run.claimed(run, corpus):
+            found = book.run.pretrain_run(run, corpus)
+        run.group.close()
         if run.group.rank: return
         if found["stopped"]: print(f"given up: {found['stopped']}")
         print(f"held-out loss {found['heldout_loss']:.3f} nats (unigram {found['unigram_entropy']:.3f}) after {found['spent']['tokens']:,} tokens; in {run.folder}")

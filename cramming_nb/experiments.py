@@ -18,6 +18,7 @@ from tqdm import tqdm
 from .bench import bench_recipes, pace
 from .budget import Budget, UserError
 from .checkpoint import Interrupted
+from .hardware import Hardware
 from .recipes import Recipe, change, load_recipe
 from .records import RunRecord
 from .run import Run, execute, run_name
@@ -104,38 +105,54 @@ def take_turns(runs: list[Run], progress: bool = True) -> None:
 
 # %% ../nbs/17_experiments.ipynb #08c3cc4b
 def execute_all(runs: list[Run], jobs: int = 0, progress: bool = True) -> list[RunRecord]:
-    "The records of all runs; those that are missing are made, so many at a time (0: one a GPU, or one)."
-    jobs = jobs or max(1, torch.cuda.device_count())
-    if progress: tqdm.write(expected(runs, jobs), file=sys.stderr)
-    if jobs == 1: take_turns(runs, progress)
-    else: side_by_side(runs, jobs, progress)
+    "The records of all runs; makes what is missing, `jobs` at a time (0: one for each device)."
+    jobs = jobs or Hardware.detect().device.count()
+    if progress:
+        tqdm.write(expected(runs, jobs), file=sys.stderr)
+    if jobs == 1:
+        take_turns(runs, progress)
+    else:
+        side_by_side(runs, jobs, progress)
     return [RunRecord.read(run.folder / "record.json") for run in runs if has_record(run)]
 
 # %% ../nbs/17_experiments.ipynb #dd3fd7c9
-def work_off(runs: list[Run], gpu: int | None, threads: int):
-    "What a process of `side_by_side` does; a mistake of the user's, or an interruption, ends it in one line."
-    os.setpgrp()  # Ctrl-C is for the one who started it, who passes it on
-    if gpu is not None: torch.cuda.set_device(gpu)
+def work_off(runs: list[Run], index: int, threads: int):
+    "What a process of `side_by_side` does, on the device with that number."
+    os.setpgrp()  # Ctrl-C is for the parent process, which passes it on
+    Hardware.detect().device.select(index)
     torch.set_num_threads(threads)
-    try: take_turns([replace(run, progress=False) for run in runs], progress=False)
-    except UserError as error: sys.exit(f"cram: {error}")
-    except (KeyboardInterrupt, Interrupted): sys.exit(130)
+    try:
+        take_turns([replace(run, progress=False) for run in runs], progress=False)
+    except UserError as error:
+        sys.exit(f"cram: {error}")
+    except (KeyboardInterrupt, Interrupted):
+        sys.exit(130)
 
 def side_by_side(runs: list[Run], jobs: int, progress: bool = True):
-    "Execute runs in so many processes, each on a GPU of its own or with its share of the cores."
-    gpus, threads = torch.cuda.device_count(), max(1, os.cpu_count() // jobs)
-    processes = [multiprocessing.get_context("spawn").Process(target=by_value(work_off), args=(runs, n % gpus if gpus else None, threads)) for n in range(jobs)]
+    "Execute runs in `jobs` processes, each on a device of its own if there are enough of them."
+    devices, threads = Hardware.detect().device.count(), max(1, os.cpu_count() // jobs)
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for number in range(jobs):
+        arguments = runs, number % devices, threads
+        processes.append(context.Process(target=by_value(work_off), args=arguments))
     try:
-        for p in processes: p.start()
+        for p in processes:
+            p.start()
         with tqdm(total=len(runs), desc="lab", unit="run", disable=not progress) as bar:
             while any(p.is_alive() for p in processes):
                 bar.update(sum(map(has_record, runs)) - bar.n)
                 time.sleep(0.5)
             bar.update(sum(map(has_record, runs)) - bar.n)
-        if any(p.exitcode for p in processes): raise UserError("a process of the lab has ended before its time; what is finished is kept, and the same command goes on")
+        if any(p.exitcode for p in processes):
+            raise UserError("a process of the lab has ended early; what is finished is kept, and "
+                            "the same command goes on")
     finally:
-        for p in (started := [p for p in processes if p.pid]): p.terminate()
-        for p in started: p.join()
+        started = [p for p in processes if p.pid]
+        for p in started:
+            p.terminate()
+        for p in started:
+            p.join()
 
 # %% ../nbs/17_experiments.ipynb #b8cfc23a
 def overview(records: list[RunRecord]) -> str:

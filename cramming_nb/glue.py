@@ -250,18 +250,18 @@ class FineTuner(Examples):
         if weights is not None: encoder.load_state_dict(weights)
         self.embedding, self.place = encoder.embedding.weight.detach(), torch.zeros(arch.vocab_size, dtype=torch.long)
         self.place[self.rows] = torch.arange(len(self.rows))  # in the smaller embedding
-        frugal = hardware.device == "cpu"
+        frugal = hardware.kind == "cpu"
         encoder.embedding = nn.Embedding.from_pretrained(self.embedding[self.rows], freeze=False, sparse=frugal)
-        self.model = SequenceClassifier(encoder, len(data.task.labels or [0])).to(hardware.device, hardware.dtype).train()
+        self.model = SequenceClassifier(encoder, len(data.task.labels or [0])).to(hardware.kind, hardware.dtype).train()
         for part in self.model.modules() if frugal else ():
             if type(part) is nn.Dropout: part.__class__ = FrugalDropout
-        self.place, self.targets = self.place.to(hardware.device), self.targets.to(hardware.device)
+        self.place, self.targets = self.place.to(hardware.kind), self.targets.to(hardware.kind)
         self.optimizer = (SparseOptimizer if frugal else Optimizer)(self.model, OptimizerConfig(lr=protocol.lr, eps=1e-6, weight_decay=protocol.weight_decay, clip=0.0))
         self.batches = [b for _ in range(protocol.epochs) for b in bucket(np.array([*map(len, self.ids)]), protocol.batch_size, rng)]
 
     def logits(self, ids: list[list[int]]) -> torch.Tensor:
         "What the model says about rows of token ids, in float32 [B, labels]."
-        padded, real = collate(ids, self.hardware.device)
+        padded, real = collate(ids, self.hardware.kind)
         return self.model(self.place[padded], real).float()
 
     def step(self, batch: np.ndarray, fraction: float = 0.5):
@@ -443,7 +443,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
     done = lambda job: path(job).exists() and (not protocol.mnli_first or job[0] != "mnli" or Path(f"{encoders}-{job[1]}-{job[2]}.safetensors").exists())
     todo = sorted((job for job in jobs if not done(job)), key=lambda job: -len(data[job[0]].train))  # longest first
     work = partial(finetune_job, data=data, arch=arch, checkpoints=checkpoints, tokenizer=tokenizer, protocol=protocol, hardware=hardware, encoders=encoders)
-    with workers(1 if hardware.device == "cuda" else min(hardware.threads, len(todo)), work) as compute, tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress) as bar:
+    with workers(1 if hardware.kind == "cuda" else min(hardware.threads, len(todo)), work) as compute, tqdm(total=len(jobs), initial=len(jobs) - len(todo), desc="fine-tuning", unit="task", disable=not progress) as bar:
         for waits in (False, True):
             for result in compute([job for job in todo if (protocol.mnli_first and job[0] in SMALL) == waits]):
                 write_text(path((result["task"], result["init"], result["seed"])), json.dumps(result))

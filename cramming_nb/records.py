@@ -68,7 +68,7 @@ class RunRecord:
 # %% ../nbs/13_records.ipynb #0e2233cb
 def environment(hardware: Hardware) -> dict:
     "What a run computed on, for its record."
-    return dict(processor=hardware.name, device=hardware.device, dtype=str(hardware.dtype).removeprefix("torch."), threads=hardware.threads, cores=os.cpu_count(),
+    return dict(processor=hardware.name, device=hardware.kind, dtype=str(hardware.dtype).removeprefix("torch."), threads=hardware.threads, cores=os.cpu_count(),
                 system=platform.system(), python=platform.python_version(), versions={p: version(p) for p in ("torch", "tokenizers", "numpy")})
 
 # %% ../nbs/13_records.ipynb #54764577

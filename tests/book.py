@@ -3,6 +3,7 @@
 python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...)
 python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
+python tests/book.py verdicts         bring the verdicts that chapters quote up to date with records/ (see lab/claims)
 python tests/book.py docs             build the site in _docs/ with Quarto; a warning is an error
 """
 
@@ -126,6 +127,48 @@ def agree():
     sys.exit(bool(stale))
 
 
+VERDICTS = ("as the paper", "opposite here", "equivalent", "undecided", "computed", "stated", "needs a GPU", "not built")
+QUOTED = re.compile(rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)")
+
+
+def judgements() -> dict[str, str]:
+    """The verdict on each claim, by its id, as the cells of the claims page compute it from records/."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    names, here = {}, Path.cwd()
+    os.chdir(NBS / "lab")
+    try:
+        for cell in nbformat.read("claims.ipynb", as_version=4).cells:
+            if cell.cell_type == "code":
+                exec(cell.source, names)
+    finally:
+        os.chdir(here)
+    return {claim: judged.verdict for claim, judged in names["judgements"].items()}
+
+
+def quoted(path: Path) -> list[tuple[str, str]]:
+    """The verdicts that a notebook quotes, as links to the claims page: (id of the claim, verdict)."""
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return [(claim, verdict) for verdict, _, claim in QUOTED.findall(text)]
+
+
+def write_verdicts():
+    """Make every verdict that a chapter quotes the one that the records support now."""
+    known = judgements()
+    for path in notebooks():
+        nb = nbformat.read(path, as_version=4)
+        before = [cell.source for cell in nb.cells]
+        for cell in nb.cells:
+            if cell.cell_type == "markdown":
+                cell.source = QUOTED.sub(lambda m: f"[{known[m[3]]}]({m[2]})", cell.source)
+        if before != [cell.source for cell in nb.cells]:
+            nbformat.write(nb, path)
+            nbdev("clean", "--fname", path)
+            print(path.relative_to(ROOT))
+
+
 def warnings(log: str) -> list[str]:
     """The lines of Quarto's log that are warnings; it is coloured."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
@@ -151,4 +194,5 @@ def docs():
 if __name__ == "__main__":
     command, *names = sys.argv[1:] or ["help"]
     commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree, "docs": docs}
+    commands["verdicts"] = write_verdicts
     commands.get(command, lambda: sys.exit(__doc__))()

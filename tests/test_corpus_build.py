@@ -13,9 +13,19 @@ import numpy as np
 import pytest
 from conftest import Killable, command, hidden, sentence, write_jsonl
 
+from cramming_nb import corpus as corpus_module
 from cramming_nb.budget import UserError
-from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus
-from cramming_nb.stages import Local, Ray, Rows, blocks, lock, run_stage, whole, write_shards
+from cramming_nb.corpus import (
+    SHUFFLED_BLOCKS,
+    Corpus,
+    CorpusConfig,
+    block_tokens,
+    chosen_tokens,
+    get_corpus,
+    pack,
+    shuffled_tokens,
+)
+from cramming_nb.stages import Local, Ray, Rows, blocks, lock, run_stage, whole, write_shards, write_table
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
@@ -128,6 +138,105 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
         time.sleep(0.1)
     else:
         raise AssertionError("workers outlive a build that was killed")
+
+
+def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_module, "SHARD", 1 << 20)  # several shards
+    sort_shards = corpus_module.sort_shards
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    def build(folder: str) -> Corpus:
+        return get_corpus(source, CONFIG, tmp_path / folder, progress=False, engine=Local(1))
+
+    whole_build = build("undisturbed")
+    monkeypatch.setattr(corpus_module, "sort_shards", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build("killed")
+    monkeypatch.setattr(corpus_module, "sort_shards", sort_shards)
+    (folder,) = (tmp_path / "killed").glob("corpus-*")
+    packed = blocks(folder, ".bin", "packed")
+    assert len(packed) > 3
+    times = {path: path.stat().st_mtime_ns for path in packed[:2]}
+    for path in packed[2:]:
+        path.unlink()
+    written = []
+
+    def noted(folder, name, chunks, size):
+        write_shards(folder, name, chunks, size)
+        if name == "packed":
+            written.extend(blocks(folder, ".bin", "packed"))
+            assert {path: path.stat().st_mtime_ns for path in times} == times, "a finished shard was made again"
+
+    monkeypatch.setattr(corpus_module, "write_shards", noted)
+    assert same(build("killed"), whole_build)
+    assert written == packed  # the same content, by the hashes in their names
+
+
+def blocks_of_tokens(folder: Path, num_blocks: int, documents_each: int) -> Path:
+    """Blocks of short documents; all tokens of a document are its number."""
+    folder.mkdir()
+    for block in range(num_blocks):
+        numbers = [block * documents_each + i for i in range(documents_each)]
+        write_table(folder / f"00000-{block:05}.parquet", dict(tokens=[[number] * 3 for number in numbers]))
+    return folder
+
+
+def test_documents_are_shuffled_over_blocks_and_a_few_blocks_are_held(tmp_path, monkeypatch):
+    each, num_blocks = 20, 3 * SHUFFLED_BLOCKS + 1
+    folder = blocks_of_tokens(tmp_path / "tokens", num_blocks, each)
+    chosen = np.arange(0, num_blocks * each, 2)  # half of the documents
+    read = []
+
+    def noted(path, positions):
+        read.append(path)
+        return block_tokens(path, positions)
+
+    monkeypatch.setattr(corpus_module, "block_tokens", noted)
+    parts, read_before = [], [0]
+    for part in shuffled_tokens(folder, chosen):
+        parts.append(part.reshape(-1, 3))
+        read_before.append(len(read))
+    assert max(np.diff(read_before)) <= SHUFFLED_BLOCKS  # so many are in memory at a time
+    assert sorted(read) == blocks(folder) and read != blocks(folder)  # each once, in another order
+    documents = np.concatenate(parts)
+    assert (documents == documents[:, :1]).all() and sorted(documents[:, 0]) == chosen.tolist()
+    from_blocks = documents[:, 0] // each
+    assert len(set(from_blocks[:50].tolist())) > 8
+    assert np.mean(from_blocks[1:] == from_blocks[:-1]) < 0.2
+    assert np.array_equal(np.concatenate(list(shuffled_tokens(folder, chosen))).reshape(-1, 3), documents)
+    assert list(shuffled_tokens(folder, chosen[:0])) == []
+
+
+def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_path):
+    letters = "abcdefghij"
+    names = [f"{a}x{b}" for a in letters for b in letters]  # a word of its own for each document
+    docs = [dict(text=f"{name} and then " * 20, id=name, source=name[0]) for name in names]
+    config = CorpusConfig(vocab_size=120, seq_length=16, filter_threshold=0, heldout=0.2, order="random")
+    corpus = get_corpus(docs, config, tmp_path, progress=False)
+
+    def order_of(rows: Rows) -> list[str]:
+        words = " ".join(corpus.tokenizer.decode_batch(rows[:].tolist())).split()
+        return list(dict.fromkeys(word for word in words if word in names))
+
+    train, heldout = order_of(corpus.rows), order_of(corpus.heldout)
+    assert len(train) > 60 and len(heldout) > 10
+    assert heldout == sorted(heldout)
+    neighbours = [a[0] == b[0] for a, b in zip(train, train[1:], strict=False)]
+    assert np.mean(neighbours) < 0.3  # in the order of the text, nine of ten would be of one source
+
+
+def test_held_out_rows_are_packed_in_the_order_of_the_text(expected):
+    tokens = next(expected.folder.parent.glob("tokens-*"))
+    text = next(expected.folder.parent.glob("text-*"))
+    unique = corpus_module.first_copies(corpus_module.column(text, "fingerprint"))
+    sizes, costs = corpus_module.column(text, "characters"), corpus_module.column(tokens, "cost")
+    kept = unique[corpus_module.compressible(costs[unique], sizes[unique], CONFIG.filter_threshold)]
+    prints = corpus_module.column(text, "fingerprint")[kept]
+    split = corpus_module.split_documents(prints, sizes[kept], CONFIG.heldout, CONFIG.probe)
+    rows = np.concatenate(list(pack(chosen_tokens(tokens, kept[split == 1]), CONFIG.seq_length)))
+    assert np.array_equal(expected.heldout[:], rows)
 
 
 def test_two_builds_at_once(source, expected, tmp_path):

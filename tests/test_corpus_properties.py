@@ -1,6 +1,7 @@
 """What must hold for any text, any schedule, any micro-batch."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,18 @@ from conftest import sentence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cramming_nb.corpus import pack, split_documents
+from cramming_nb.corpus import pack, shuffled_documents, split_documents
 from cramming_nb.data import clean
 from cramming_nb.objective import ObjectiveConfig, mask_rows, num_predicted
-from cramming_nb.schedule import LR_SCHEDULES, ScheduleConfig, batch_rows, lr_factor
+from cramming_nb.schedule import (
+    LR_SCHEDULES,
+    ScheduleConfig,
+    batch_rows,
+    lr_factor,
+    mask_rate,
+    micro_batch_for,
+    row_length,
+)
 from cramming_nb.tokenizer import NORMALIZERS, SEP, SPECIAL_TOKENS, TOKENIZERS, WordPieces, WordTable, train_tokenizer
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -54,6 +63,22 @@ def test_packing_keeps_every_token_in_order(documents, length):
     rows = np.concatenate([np.zeros((0, length), np.uint16), *pack(streams, length)])
     assert rows.shape == (len(stream) // length, length) and rows.dtype == np.uint16
     assert rows.ravel().tolist() == stream[: rows.size]
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=40), seed=st.integers(0, 2**32))
+@example(lengths=[1] * 5000, seed=0)  # more than are shuffled in one piece
+@quick
+def test_a_shuffle_keeps_every_document_whole(lengths, seed):
+    documents = [[1000 + number] * n + [SEP] for number, n in enumerate(lengths)]  # a word of its own for each
+    ids, sizes = np.concatenate(documents).astype(np.uint16), np.array(lengths) + 1
+    shuffled = np.concatenate(list(shuffled_documents(ids, sizes, np.random.default_rng(seed))))
+    again = np.concatenate(list(shuffled_documents(ids, sizes, np.random.default_rng(seed))))
+    assert shuffled.dtype == np.uint16 and (shuffled == again).all()
+    ends = np.flatnonzero(shuffled == SEP) + 1
+    found = [part.tolist() for part in np.split(shuffled, ends[:-1])]
+    assert sorted(found) == sorted(documents)
+    if len(lengths) == 5000:
+        assert (shuffled != ids).any()
 
 
 @given(
@@ -130,16 +155,47 @@ def test_masks_do_not_depend_on_the_micro_batch(rows, length, micro, seed, first
 fractions = st.floats(0, 1)
 
 
-@given(t=fractions, warmup=st.floats(0, 1), name=st.sampled_from(list(LR_SCHEDULES)))
+@given(t=fractions, warmup=st.floats(0, 1), horizon=st.floats(1, 100), name=st.sampled_from(list(LR_SCHEDULES)))
 @quick
-def test_learning_rate_is_a_share_of_its_peak(t, warmup, name):
-    assert 0 <= lr_factor(ScheduleConfig(name, warmup), t) <= 1
+def test_learning_rate_is_a_share_of_its_peak(t, warmup, horizon, name):
+    assert 0 <= lr_factor(ScheduleConfig(name, warmup, horizon=horizon), t) <= 1
 
 
-@given(t=fractions, size=st.integers(1, 9000), start=st.integers(1, 9000), ramp=fractions)
+@pytest.mark.parametrize("name", sorted({*LR_SCHEDULES} - {"one_cycle"}))
+@given(warmup=st.floats(0.001, 1))
 @quick
-def test_batch_is_never_empty_nor_larger_than_asked_for(t, size, start, ramp):
-    assert 1 <= batch_rows(ScheduleConfig(batch_size=size, batch_start=start, batch_ramp=ramp), t) <= size
+def test_first_step_of_a_warm_up_moves_the_weights(name, warmup):
+    config = ScheduleConfig(name, warmup)
+    assert 0 < lr_factor(config, 0.0) < lr_factor(config, min(warmup, 0.1) / 2)
+
+
+@given(t=fractions, name=st.sampled_from(list(LR_SCHEDULES)), horizon=st.floats(1, 100))
+@quick
+def test_a_run_inside_a_longer_plan_sees_the_start_of_that_plan(t, name, horizon):
+    plan = ScheduleConfig(name, warmup=0.1, cooldown=0.2)
+    inside = replace(plan, horizon=horizon)
+    assert lr_factor(inside, t) == lr_factor(plan, t / horizon)
+    assert batch_rows(inside, t, 128) == batch_rows(plan, t, 128)
+    assert mask_rate(inside, t, 0.25) == mask_rate(plan, t, 0.25)
+    assert row_length(inside, t, 128) == row_length(plan, t, 128)
+
+
+@given(t=fractions, size=st.integers(1, 9000), start=st.integers(0, 9000), ramp=fractions, unit=st.integers(1, 9000))
+@quick
+def test_growing_batch_is_whole_micro_batches_up_to_its_size(t, size, start, ramp, unit):
+    config = ScheduleConfig(batch_size=size, batch_start=start, batch_ramp=ramp)
+    rows = batch_rows(config, t, unit)
+    assert rows == size or (rows < size and rows % unit == 0 and rows >= min(size, max(unit, start)))
+    assert t < ramp or rows == size
+
+
+@given(share=st.integers(1, 9000), largest=st.integers(1, 9000))
+@quick
+def test_micro_batches_fit_and_pad_less_than_a_row_each(share, largest):
+    rows = micro_batch_for(share, largest)
+    rounds = -(-share // rows)
+    assert 1 <= rows <= min(share, largest)
+    assert rounds == -(-share // largest) and 0 <= rounds * rows - share < rounds
 
 
 @pytest.mark.parametrize("name", LR_SCHEDULES)

@@ -582,10 +582,30 @@ def test_process_lost_while_gradients_are_added_up(scene, undisturbed):
         raise PeerLost("connection closed by peer")
 
     with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("pool", [12], lose)
+        scene.before("update", [12], lose)
         one_line(scene.run(), "another process of this job has ended")
     tensors, kept = load_checkpoint(scene.folder / "checkpoints")
     assert kept["spent"]["steps"] == 11 and kept["cursor"] == 11 * 8
     assert not [name for name in tensors if name.startswith("grad.")]
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
+
+
+def test_process_lost_after_a_rollback(scene):
+    """A run is rolled back, later loses another process in mid-step, and goes on from the right place."""
+    options = ("training.nonfinite=rollback", "training.micro_batch_size=4")
+
+    def lose(_):
+        raise PeerLost("connection closed by peer")
+
+    with pytest.MonkeyPatch.context() as scene.patch:
+        scene.before("update", [11], poison)
+        assert scene.run(*options).code == 0
+    whole = shutil.move(scene.folder, scene.home / "whole")
+    with pytest.MonkeyPatch.context() as scene.patch:
+        scene.before("update", [11], poison)
+        scene.before("micro_batch", [36], lose)  # two to a step: the second of one that follows the rollback
+        one_line(scene.run(*options), "another process of this job has ended")
+    assert scene.run(*options).code == 0
+    assert scene.outcome()["returns"] == 1
+    assert learned(scene.folder) == learned(Path(whole))

@@ -18,7 +18,7 @@ from cramming_nb import glue as chapter
 from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
 from cramming_nb.budget import UserError
 from cramming_nb.glue import NINE, PROTOCOLS, TASKS, ScoreTable, accuracy, compare, load_glue, replicates
-from cramming_nb.hardware import Hardware
+from cramming_nb.hardware import DEVICES, Hardware
 from cramming_nb.optimizer import Optimizer, OptimizerConfig
 from cramming_nb.records import RunRecord
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
@@ -296,7 +296,7 @@ def test_a_part_of_the_embedding_learns_as_the_whole_would():
         vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, ffn_size=32, dropout=0.0, classifier_size=8
     )
     data, protocol = chapter.TaskData(TASKS["sst2"], rows, {"sst2": rows[:4]}), chapter.Protocol(lr=1e-2, batch_size=4)
-    tuner = chapter.FineTuner(arch, None, words, data, protocol, 0, Hardware("cpu", torch.float32, "explicit", 1, ""))
+    tuner = chapter.FineTuner(arch, None, words, data, protocol, 0, Hardware(DEVICES["cpu"], torch.float32, "explicit", 1, ""))
     torch.manual_seed(0)
     whole = SequenceClassifier(Encoder(arch), 2)
     dense = Optimizer(whole, OptimizerConfig(lr=1e-2, eps=1e-6, weight_decay=0.0, clip=0.0))

@@ -8,12 +8,35 @@ import pytest
 import torch
 from conftest import command
 
-from cramming_nb.budget import Budget, Spent
+from cramming_nb.budget import Budget, Clock, Spent
 from cramming_nb.corpus import Corpus
 from cramming_nb.hardware import Hardware
 from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
-from cramming_nb.training import Group, Progress, Trainer, find_micro_batch, outcome, recover
+from cramming_nb.training import (
+    NoLogger,
+    ProcessGroup,
+    Progress,
+    Trainer,
+    TrainingRun,
+    compiled_by_levels,
+    find_micro_batch,
+    outcome,
+)
+
+
+class Imagined(ProcessGroup):
+    """Process `rank` of `size`, of which the others are imagined to have nothing to add."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        super().__init__()
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor, op=None):
+        return tensor
+
+    def gather(self, tensor):
+        return [tensor] * self.size
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +47,7 @@ def make(tiny):
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
     def trainer(rank: int = 0, size: int = 1, optimizer=(), training=(), compiled: bool = False):
-        group = Group()
-        group.rank, group.size = rank, size
+        group = Imagined(rank, size)
         settings = replace(r.optimizer, **dict(optimizer)), r.schedule, replace(r.training, **dict(training))
         exact = Hardware.detect(torch.float32)
         return Trainer(corpus, arch, r.objective, *settings, exact, compiled=compiled, group=group)
@@ -62,8 +84,10 @@ def test_processes_read_each_held_out_row_once_whatever_their_micro_batches(make
 
 def test_utilisation_is_of_all_devices(make):
     budget, clock = Budget.parse("10step"), SimpleNamespace(shares=dict(step=2.0))
-    run = Progress(spent=Spent(tokens=10, seconds=2.0, flops=1e9), curve=[dict(heldout_loss=1.0)])
-    one, four = (outcome(make(size=size), budget, run, clock) for size in (1, 4))
+    spent = Spent(tokens=10, seconds=2.0, flops=1e9)
+    progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], rates=[1e9, 4e9, 2e9])
+    one, four = (outcome(make(size=size), budget, progress, clock) for size in (1, 4))
+    assert one["mfu"] == pytest.approx(0.25)  # of the median rate
     assert four["mfu"] == pytest.approx(one["mfu"] / 4) and four["devices"] == 4
 
 
@@ -90,13 +114,16 @@ def test_before_the_first_step_an_average_is_the_weights(make, average):
 
 
 @pytest.mark.parametrize("scale, stopped", [(2.0**16, ""), (1.0, "a gradient was not finite")])
-def test_float16_may_look_for_its_scale(make, scale, stopped):
-    trainer, run = make(training=dict(nonfinite="stop")), SimpleNamespace(stopped="")
+def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
+    trainer = make(training=dict(nonfinite="stop"))
+    run = TrainingRun(trainer, Budget.parse("10step"), tmp_path, Clock(50_000).start(), Progress(), NoLogger())
+    run.train_step(0.0)
     trainer.optimizer.loss_scale.value.fill_(scale)
-    recover(SimpleNamespace(trainer=trainer, run=run))
-    assert run.stopped == stopped
+    trainer.optimizer.skipped.fill_(1)
+    run.log()
+    assert run.progress.stopped == stopped and run.progress.skipped == 1
 
 
-def test_a_graph_for_each_level_is_allowed(make):
-    make(compiled=True)
+def test_a_graph_for_each_level_is_allowed():
+    compiled_by_levels(lambda x: x)
     assert torch._dynamo.config.recompile_limit > 2 * LEVELS + 1

@@ -1,0 +1,233 @@
+"""The table of claims: every row leads somewhere, rests on something, and says no more than its records."""
+
+import json
+import re
+from pathlib import Path
+
+import book
+import pytest
+import yaml
+
+from cramming_nb.recipes import diff
+
+ROOT = Path(__file__).resolve().parents[1]
+NBS = ROOT / "nbs"
+ROWS = yaml.safe_load((ROOT / "records/claims.yaml").read_text())
+GROUPS = {"rules", "implementation", "data", "architecture", "objective", "training", "fine-tuning", "results"}
+WITHOUT_RUNS = {"stated", "computed", "not built", "needs a GPU"}
+WITH_RUNS = {"as the paper", "opposite here", "equivalent", "undecided"}
+FIELDS = set("id group claim section numbers where expects tests verdict basis output note".split())
+
+# The claims of the paper by section: rules, implementation, data, architecture, training, GLUE, ablation, longer, rest.
+AUDIT = {"R": 6, "I": 3, "D": 17, "A": 32, "T": 18, "G": 10, "B": 2, "L": 1, "X": 1}
+
+
+def cells(notebook: str, kind: str) -> list[dict]:
+    """The cells of a notebook in nbs/ that are of a kind."""
+    return [c for c in json.loads((NBS / notebook).read_text())["cells"] if c["cell_type"] == kind]
+
+
+def anchors(notebook: str) -> set[str]:
+    """What a link to a page may end with: labels of figures and sections, and headings as pandoc names them."""
+    found = set()
+    for cell in cells(notebook, "code"):
+        found |= set(re.findall(r"(?m)^#\| label: (\S+)", "".join(cell["source"])))
+    for cell in cells(notebook, "markdown"):
+        for heading in re.findall(r"(?m)^#+ (.+)$", "".join(cell["source"])):
+            given = re.search(r"\{#([\w-]+)", heading)
+            words = re.sub(r"[^\w\s.-]", "", heading).strip().lower().replace(" ", "-")
+            found.add(given[1] if given else words)
+    return found
+
+
+def printed(notebook: str) -> str:
+    """What the code cells of a notebook have printed, and the labels of their figures."""
+    parts = []
+    for cell in cells(notebook, "code"):
+        parts += re.findall(r"(?m)^#\| label: (\S+)", "".join(cell["source"]))
+        for output in cell["outputs"]:
+            texts = [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k.startswith("text/"))]
+            parts += ["".join(text) for text in texts]
+    return "\n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The names that the page of the lab defines: its cells are executed as a script."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(NBS / "lab")
+        for cell in cells("lab/claims.ipynb", "code"):
+            exec("".join(cell["source"]), names)
+    plt.close("all")
+    return names
+
+
+def test_every_claim_of_the_audit_has_one_row():
+    ids = [row["id"] for row in ROWS]
+    assert len(ids) == len(set(ids))
+    audited = {f"{letter}{n}" for letter, count in AUDIT.items() for n in range(1, count + 1)}
+    assert audited - set(ids) == set()
+    assert {re.match(r"[A-Z]\d+", i)[0] for i in ids} == audited  # others are parts of these: A12b
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_row_is_complete(row):
+    assert set(row) <= FIELDS and row["group"] in GROUPS
+    for field in ("claim", "section", "where"):
+        assert isinstance(row[field], str) and row[field]
+    if "tests" in row:
+        assert row["expects"] in {"better", "no better", "worse", "no different"}
+        assert row.get("verdict", "as the paper") in WITH_RUNS and "basis" not in row
+    else:
+        assert row["verdict"] in WITHOUT_RUNS and row["basis"]
+    for number in row.get("numbers", []):
+        assert number["says"] and number["from"] in {"v1", "model card", "code", "ICML version"}
+        assert number.get("second_hand", False) == (number["from"] == "ICML version")
+    assert "|" not in "".join(str(row.get(field, "")) for field in ("claim", "basis", "note"))  # ends a cell
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_link_leads_to_a_section(row):
+    notebook, anchor = row["where"].split("#")
+    assert (NBS / notebook).exists() and anchor in anchors(notebook), f"{row['where']}: there is no such place"
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.get("verdict") == "computed"], ids=lambda row: row["id"])
+def test_computed_row_has_its_calculation(row):
+    assert row["output"] in printed(row["where"].split("#")[0])
+
+
+def test_every_row_gets_a_verdict(page):
+    assert set(page["judgements"]) == {row["id"] for row in ROWS}
+    for row in ROWS:
+        judged = page["judgements"][row["id"]]
+        assert judged.verdict in (WITH_RUNS if "tests" in row else WITHOUT_RUNS)
+        assert judged.verdict in page["COLORS"] and page["basis"](row)
+
+
+def test_undecided_row_names_runs_that_would_decide_it(page):
+    for row in ROWS:
+        judged = page["judgements"][row["id"]]
+        if judged.verdict == "undecided":
+            assert judged.decided_by, f"{row['id']}: no list plans three seeds of both sides"
+            assert ".yaml: " in page["basis"](row)
+
+
+def test_arms_are_entries_of_the_lists_and_differ_from_their_baseline(page):
+    recipes = {(e.name, e.budget): e.changed() for entries in page["lists"].values() for e in entries}
+    for row in ROWS:
+        for test in row.get("tests", []):
+            assert set(test) <= {"arm", "baseline", "budget", "metric", "values"}
+            if "values" in test:
+                continue
+            arm, baseline = page["as_list"](test["arm"]), page["as_list"](test["baseline"])
+            budget = test.get("budget", "3m")
+            missing = [name for name in arm + baseline if (name, budget) not in recipes]
+            assert not missing, f"{row['id']}: no list has {missing} with budget {budget}"
+            assert page["same_sequences"](arm, baseline), row["id"]
+            assert diff(recipes[arm[0], budget], recipes[baseline[0], budget]), row["id"]
+            for names in (arm, baseline):  # several names are one recipe
+                assert all(not diff(recipes[names[0], budget], recipes[name, budget]) for name in names)
+
+
+def test_a_name_is_in_one_list(page):
+    files = {}
+    for file, entries in page["lists"].items():
+        for entry in entries:
+            assert files.setdefault(entry.name, file) == file
+
+
+def put(page, monkeypatch, **losses):
+    """Give entries of the lists invented losses: name -> {seed: nats}."""
+    runs = {}
+    some = page["runs"]["pocket", "3m"][0]
+    for name, by_seed in losses.items():
+        runs[name.replace("_", " "), "3m"] = [
+            page["RunRecord"](**vars(some) | dict(seed=s, pretraining=some.pretraining | dict(heldout_loss=loss)))
+            for s, loss in by_seed.items()
+        ]
+    for key, records in runs.items():
+        monkeypatch.setitem(page["runs"], key, records)
+
+
+def test_records_that_arrive_change_the_verdict(page, monkeypatch):
+    row = next(row for row in ROWS if row["id"] == "T2") | {"verdict": "opposite here"}
+    for name in ("mask 15", "mask 40"):
+        monkeypatch.setitem(page["runs"], (name, "3m"), [])
+    with pytest.raises(ValueError, match="says opposite here, its records say undecided"):
+        page["judge"](row)
+    low = {1: 4.20, 2: 4.21, 3: 4.19}
+    put(page, monkeypatch, mask_40=low, mask_15={s: x + 0.06 + 0.002 * s for s, x in low.items()})
+    assert page["judge"](row).verdict == "opposite here"
+
+
+def test_a_verdict_that_its_records_do_not_support_fails(page, monkeypatch):
+    row = next(row for row in ROWS if row["id"] == "A19")
+    assert page["judge"](row).verdict == row["verdict"] == "as the paper"
+    with pytest.raises(ValueError, match="its records say as the paper"):
+        page["judge"](row | {"verdict": "equivalent"})
+    put(page, monkeypatch, pocket={0: 4.19, 1: 4.20})  # two seeds are not enough
+    with pytest.raises(ValueError, match="its records say undecided"):
+        page["judge"](row)
+
+
+BASE = {1: 4.20, 2: 4.21, 3: 4.19, 4: 4.22, 5: 4.18}
+
+
+@pytest.mark.parametrize(
+    "expects, gaps, word",
+    [
+        ("better", [-0.05, -0.06, -0.05, -0.04, -0.05], "as the paper"),
+        ("better", [0.05, 0.06, 0.05, 0.04, 0.05], "opposite here"),
+        ("no better", [0.05, 0.06, 0.05, 0.04, 0.05], "as the paper"),
+        ("no better", [-0.05, -0.06, -0.05, -0.04, -0.05], "opposite here"),
+        ("no different", [0.05, 0.06, 0.05, 0.04, 0.05], "opposite here"),
+        ("no different", [0.001, -0.002, 0.003, 0.0, -0.001], "equivalent"),
+        ("better", [0.06, -0.05, 0.02, -0.04, 0.01], "undecided"),
+    ],
+)
+def test_verdict_of_a_difference(page, expects, gaps, word):
+    arm = {seed: loss + gap for (seed, loss), gap in zip(BASE.items(), gaps, strict=True)}
+    found = page["difference"](arm, BASE)
+    assert found.pairs == 5 and found.decides
+    assert page["verdict"](expects, found.low, found.high) == word
+
+
+def test_seeds_that_are_shared_are_paired(page):
+    far_apart = {1: 4.0, 2: 4.5, 3: 5.0}
+    paired = page["difference"]({s: x - 0.05 + 0.001 * s for s, x in far_apart.items()}, far_apart)
+    apart = page["difference"]({s + 10: x - 0.05 + 0.001 * s for s, x in far_apart.items()}, far_apart)
+    assert paired.high < 0 < apart.high and (paired.pairs, apart.pairs) == (3, 0)
+
+
+def test_fewer_than_three_seeds_decide_nothing(page):
+    found = page["difference"]({1: 3.0, 2: 3.0}, BASE, page["noise"])
+    assert found.high < 0 and not found.decides
+
+
+def test_losses_on_other_sequences_are_not_compared(page):
+    with pytest.raises(AssertionError, match="other sequences"):
+        page["compare"](dict(arm="mask 40", baseline="pocket"))
+
+
+@pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
+def test_a_chapter_quotes_the_verdict_that_the_records_support(page, path):
+    stale = [f"{claim}: {word}" for claim, word in book.quoted(path) if page["judgements"][claim].verdict != word]
+    assert not stale, "python tests/book.py verdicts mends this"
+
+
+CHAPTERS = {"data", "architecture", "objective", "training", "fine-tuning"}
+
+
+def test_every_claim_that_runs_can_decide_is_quoted_in_its_chapter():
+    there = {path.name: {claim for claim, _ in book.quoted(path)} for path in book.notebooks()}
+    silent = {}
+    for row in ROWS:
+        notebook = row["where"].split("#")[0]
+        if row["group"] in CHAPTERS and "tests" in row and not notebook.startswith("lab/"):
+            if row["id"] not in there[notebook]:
+                silent.setdefault(notebook, []).append(row["id"])
+    assert not silent
