@@ -23,6 +23,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from .budget import UserError
+from .hardware import device_of
 from .tokenizer import MASK, SEP
 
 # %% ../nbs/05_architecture.ipynb #076281ab
@@ -439,7 +440,8 @@ POOLINGS = {"mean": mean_pooling, "first": first_pooling}
 # %% ../nbs/05_architecture.ipynb #8e237d89
 def adds_atomically(weight: Tensor) -> bool:
     "Whether the gradients of an embedding's rows are added by atomic operations."
-    return weight.is_cuda and torch.compiler.is_compiling()  # uncompiled, torch sorts the ids first
+    compiled = torch.compiler.is_compiling()  # uncompiled, torch sorts the ids first
+    return compiled and device_of(weight).kind == "cuda"
 
 def masked_lookup(ids: Tensor, weight: Tensor) -> Tensor:
     "Rows of weight [V, E] for ids [B, S], where the gradient of the [MASK] row is one sum."

@@ -236,7 +236,7 @@ PLAIN_TEXT = CorpusConfig(filter_threshold=0, order="random")
 
 # BERT's model but for three changes: norms first, a final norm, 128 positions; and the paper's
 # two savings that change no result: last block and head on masked positions only.
-# The reference's crammed-bert-simple. (The ICML version, quoted second-hand, has eps 1e-6.)
+# The reference's crammed-bert-simple. (A guide to the ICML version has eps 1e-6.)
 BERT_LIKE = Architecture(
     num_layers=12, activation="gelu", position="learned", qkv_bias=True, linear_bias=True,
     decoder_bias=True, head_transform="bert", pooling="first")
