@@ -291,6 +291,7 @@ SIZES = {
     "crammed-v1": 120_179_713,
     "bert-original": 109.5,
     "bert-original-reference": 111.2,
+    "bert-original-stopped": 111.2,
     "bert-24h": 110.9,
     "crammed-minimal-training": 119_589_889,
     "crammed-minimal-architecture": 110.9,

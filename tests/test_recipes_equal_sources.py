@@ -51,6 +51,8 @@ NOT_IN_THE_SOURCES = {
     "optimizer.average": ("none", "P1: nothing; H: off"),
     "schedule.cooldown": (0.0, "H: off"),
     "schedule.mask_start": (0.0, "here"),
+    "schedule.horizon": (1.0, "P1 4.3: tied to the budget; BERT: run to its end"),
+    "schedule.batch_start": (0, "H, T: one effective micro-batch"),
     "schedule.length_start": (0, "H: curriculum off"),
 }
 BERT_SHAPE = NOT_IN_THE_SOURCES | {
@@ -142,7 +144,7 @@ REFERENCE_BERT_TRAINING = (
     BERT_TRAINING
     | BERNOULLI
     | {
-        "optimizer.name": ("adam", "T train/bert-original: Adam"),
+        "optimizer.name": ("adam_l2", "T train/bert-original: Adam, decay in the gradient"),
         "optimizer.lr": (1e-4, "T train/bert-original"),
         "optimizer.betas": ([0.9, 0.999], "T train/bert-original"),
         "optimizer.eps": (1e-8, "T train/bert-original"),
@@ -154,6 +156,9 @@ REFERENCE_BERT_TRAINING = (
         "training.dropout": (True, "T train/bert-original"),
     }
 )
+STOPPED = {
+    "schedule.horizon": (20.0, "G: 8 million micro-batches of 64 on an A4000, estimated; 15 to 33 by GPU"),
+}
 ADAMW = {
     "optimizer.name": ("adamw", "H train"),
     "optimizer.betas": ([0.9, 0.98], "H train, P1 4.3"),
@@ -222,6 +227,7 @@ BERT_VOCABULARY = {"corpus.vocab_size": (30522, "DC: bert_config.json, uncased")
 PUBLISHED = {
     "bert-original": PLAIN_TEXT | BERT_VOCABULARY | BERT_SHAPE | BERT_TRAINING,
     "bert-original-reference": PLAIN_TEXT | ALL_LOGITS | REFERENCE_BERT_TRAINING,
+    "bert-original-stopped": PLAIN_TEXT | ALL_LOGITS | REFERENCE_BERT_TRAINING | STOPPED,
     "bert-24h": PLAIN_TEXT | BERT_BASE_C0 | O0,
     "izsak": PLAIN_TEXT | IZSAK_SHAPE | IZSAK_TRAINING,
     "crammed-minimal-training": THE_PILE | CRAMMED_SHAPE | MINIMAL_TRAINING,
@@ -234,6 +240,7 @@ CELLS = [(name, field) for name, published in PUBLISHED.items() for field in pub
 PARAMETERS = {  # of the masked language model, in millions
     "bert-original": (109.5, "D 3: 110M"),
     "bert-original-reference": (111.2, "computed from T arch/bert-original"),
+    "bert-original-stopped": (111.2, "computed from T arch/bert-original"),
     "bert-24h": (110.9, "computed from T arch/bert-base"),
     "izsak": (337.1, "computed from H arch/crammed-large-izsak"),
     "crammed-minimal-training": (119.6, "computed from H arch/crammed-bert"),
