@@ -31,7 +31,7 @@ class CrammingModel(transformers.PreTrainedModel):
 
     @can_return_tuple
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None):
-        return outputs.BaseModelOutput(self.model["encoder"](input_ids, real=real(input_ids, attention_mask)))
+        return outputs.BaseModelOutput(self.model["encoder"](input_ids, attention_mask=real(input_ids, attention_mask)))
 
 def real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     "Where rows hold text and no padding [B, S]."
@@ -41,7 +41,7 @@ class Labelled(CrammingModel):
     "A head that gives logits, and a loss if it is given labels; we have no token types, and refuse no tokenizer that sends some."
     @can_return_tuple
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, labels: Tensor | None = None):
-        logits = self.model(input_ids, real=real(input_ids, attention_mask))
+        logits = self.model(input_ids, attention_mask=real(input_ids, attention_mask))
         if labels is None: return self.output(logits=logits)
         return self.output(self.loss_function(logits=logits, pooled_logits=logits, labels=labels, vocab_size=logits.shape[-1], config=self.config), logits)
 

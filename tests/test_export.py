@@ -86,9 +86,9 @@ def test_logits_are_ours(name, exported):
     assert type(theirs).__name__ == (kind or "CrammingForMaskedLM")
     assert (kind is None) == (type(theirs).__module__.split(".")[0] == "cramming_nb")
     real = batch["attention_mask"].bool()
-    ours = model(ARCHITECTURES[name])(batch["input_ids"], real=real)
+    ours = model(ARCHITECTURES[name])(batch["input_ids"], attention_mask=real)
     assert (ours - theirs(**batch).logits)[real].abs().max() < 1e-4
-    assert (ours - load_model(folder)[0](batch["input_ids"], real=real))[real].abs().max() < 1e-4
+    assert (ours - load_model(folder)[0](batch["input_ids"], attention_mask=real))[real].abs().max() < 1e-4
     whole = model(ARCHITECTURES[name])(batch["input_ids"][:1])  # without a mask, and without padding
     assert (whole - theirs(input_ids=batch["input_ids"][:1]).logits).abs().max() < 1e-4
     alone = theirs(input_ids=batch["input_ids"][2:, :3]).logits  # what stands in the padding changes nothing
@@ -148,7 +148,7 @@ def test_encoder_alone(exported):
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     ours, real = model(ARCHITECTURES["crammed"]).encoder, batch["attention_mask"].bool()
     with torch.no_grad():
-        gap = theirs(**batch).last_hidden_state - ours(batch["input_ids"], real=real)
+        gap = theirs(**batch).last_hidden_state - ours(batch["input_ids"], attention_mask=real)
     assert gap[real].abs().max() < 1e-5
     assert theirs.get_input_embeddings().weight.shape == (64, 32)
 
@@ -164,7 +164,7 @@ def test_model_that_transformers_saved_is_read(kind, exported, tokenizer, tmp_pa
     batch = padded()
     real = batch["attention_mask"].bool()
     with torch.no_grad():
-        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], real=real)
+        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], attention_mask=real)
     assert gap[real].abs().max() < 1e-4
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     assert {weight.dtype for weight in load_model(tmp_path)[0].parameters()} == {torch.float32}
