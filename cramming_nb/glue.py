@@ -151,7 +151,7 @@ class TaskData:
         "A checksum of the rows that a score depends on."
         return hashlib.sha256(repr((self.train, self.dev)).encode()).hexdigest()[:16]
 
-# %% ../nbs/11_glue.ipynb #45a73a44
+# %% ../nbs/11_glue.ipynb #01f9445c
 AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # rows for the model of MNLI
 
 def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dict[str, TaskData]:
@@ -232,7 +232,7 @@ PROTOCOLS = {
     "bert-base": replace(REFERENCE, lr=2e-5, batch_size=32),
 }
 
-# %% ../nbs/11_glue.ipynb #36f9ad15
+# %% ../nbs/11_glue.ipynb #4b18be9a
 def for_task(protocol: Protocol, name: str, data: dict[str, TaskData]) -> Protocol:
     "A protocol as one task is fine-tuned by it, with the warm-up as a share of its own steps."
     if not protocol.carried_warmup:
@@ -242,7 +242,7 @@ def for_task(protocol: Protocol, name: str, data: dict[str, TaskData]) -> Protoc
     own_steps = max(1, len(data[name].train) // protocol.batch_size)
     return replace(protocol, warmup=min(1.0, protocol.warmup * cola_steps / own_steps))
 
-# %% ../nbs/11_glue.ipynb #a6c0d219
+# %% ../nbs/11_glue.ipynb #c52095b0
 def learning_rate(protocol: Protocol, t: float) -> float:
     "The learning rate of the step that begins when a fraction `t` of the steps is done."
     if not protocol.late_schedule:
@@ -283,7 +283,7 @@ def collate(ids: list[list[int]], device: Device, most: int = 1 << 30) -> tuple[
         attention_mask[number, :len(row)] = True
     return device.put(tokens), device.put(attention_mask)
 
-# %% ../nbs/11_glue.ipynb #1a5f51a8
+# %% ../nbs/11_glue.ipynb #393d165b
 def random_batches(rows: int, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
     "The numbers of the rows in random order, cut into batches; the last may be short."
     return np.split(rng.permutation(rows), range(batch_size, rows, batch_size))
@@ -316,7 +316,7 @@ def sentences(text: str, shortest: int = 5, longest: int = 40) -> list[str]:
     found = [sentence.split() for sentence in SENTENCE.split(text)]
     return [" ".join(words) for words in found if shortest <= len(words) <= longest]
 
-# %% ../nbs/11_glue.ipynb #89587d45
+# %% ../nbs/11_glue.ipynb #9ee80731
 class TaskVocabulary:
     "The rows of an embedding [V, H] whose tokens occur in a task, and the way back."
     def __init__(self, embedding: Tensor, token_ids: list[int]):
@@ -641,7 +641,7 @@ def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
     return {name.removeprefix("encoder."): weight for name, weight in weights.items()
             if name.startswith("encoder.")}
 
-# %% ../nbs/11_glue.ipynb #a7364f8b
+# %% ../nbs/11_glue.ipynb #862a64d8
 def finetuning_bytes(arch: Architecture, protocol: Protocol, dtype: torch.dtype) -> int:
     "About the bytes that one fine-tuning takes on its device."
     with torch.device("meta"):
@@ -726,7 +726,7 @@ class Jobs:
                           for_task(self.protocol, name, self.data), seed, self.hardware, keep=keep)
         return dict(task=name, init=init, seed=seed, data=self.data[name].digest) | result
 
-# %% ../nbs/11_glue.ipynb #cd752a49
+# %% ../nbs/11_glue.ipynb #02197d43
 IN_THIS_PROCESS = {}  # the jobs of a worker process
 
 def start_worker(jobs: Jobs, devices: multiprocessing.Queue, threads: int):
@@ -842,7 +842,7 @@ class ResultFiles:
         "A result that is there."
         return json.loads(self.path(job).read_text())
 
-# %% ../nbs/11_glue.ipynb #9349a394
+# %% ../nbs/11_glue.ipynb #5659f5f1
 def evaluate(data: dict[str, TaskData],       # tasks
              arch: Architecture,              # of the encoder
              checkpoints: Path,               # of the pretrained model
