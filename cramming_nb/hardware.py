@@ -42,6 +42,9 @@ class Device:
     first_rows = 16          # micro-batch size, in sequences, at which a search begins,
     most_rows = 64           # and at which it ends
     pad_multiple = 2         # fine-tuning pads a batch to a multiple of so many tokens
+    finetune_jobs = 64       # fine-tunings at a time, where memory and CPU threads allow
+    sparse_embedding = True  # whether gradients of only the tokens in a batch save time, chapter 11
+    cheap_dropout = True     # whether 16-bit random numbers for dropout save time, chapter 11
     loss_chunk = 1 << 19     # logits that the loss holds in float32 at a time
     matrix_size = 1024       # rows and columns of the product that measures the matrix rate
     runs_ahead = False       # whether work is queued, and a call returns before it is done
@@ -136,6 +139,7 @@ class CUDA(Device):
     "An Nvidia GPU: the one that this process has selected."
     kind, attention, backend = "cuda", "sdpa", "nccl"
     first_rows, most_rows, pad_multiple = 512, 1024, 8
+    finetune_jobs, sparse_embedding, cheap_dropout = 4, False, False
     loss_chunk, matrix_size = 1 << 24, 8192
     runs_ahead, shared_energy = True, False
 

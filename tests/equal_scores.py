@@ -6,40 +6,44 @@ Plain is what others do: float32, batches of random rows, torch's own dropout. W
 """
 
 import argparse
+import copy
 import json
-import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import joblib
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 from tqdm import tqdm
 
-from cramming_nb.glue import FineTuner, FrugalDropout, encoder_weights, for_task, load_glue
-from cramming_nb.hardware import Hardware, keep_memory
+from cramming_nb.glue import FineTuner, encoder_weights, for_task, load_glue
+from cramming_nb.hardware import Hardware
 from cramming_nb.recipes import load_recipe
 
 
-class Plain(FineTuner):
-    "Fine-tuning in float32 on batches of random rows, with torch's own dropout."
+def plain_hardware() -> Hardware:
+    """This machine in float32, with torch's own dropout and dense gradients."""
+    hardware = Hardware.detect(torch.float32)
+    device = copy.copy(hardware.device)
+    device.cheap_dropout = device.sparse_embedding = False
+    return replace(hardware, device=device)
 
-    def __init__(self, *given, seed: int):
-        super().__init__(*given, seed, Hardware.detect(torch.float32))
-        for part in self.model.modules():
-            if type(part) is FrugalDropout:
-                part.__class__ = nn.Dropout
-        rng, rows = np.random.default_rng(seed), len(self.data.train)
-        batches = math.ceil(rows / self.protocol.batch_size)
-        self.batches = [b for _ in range(self.protocol.epochs) for b in np.array_split(rng.permutation(rows), batches)]
+
+def fine_tuner(how: str, *given, seed: int) -> FineTuner:
+    """What fine-tunes in the `plain` way, or as `ours` does."""
+    arch, weights, tokenizer, data, protocol = given
+    if how == "plain":
+        protocol, hardware = replace(protocol, by_length=False), plain_hardware()
+    else:
+        hardware = Hardware.detect()
+    return FineTuner(arch, weights, tokenizer, data, protocol, seed, hardware)
 
 
 def score(how: str, task: str, seed: int, run: Path, glue_dir: Path) -> dict:
     """What one fine-tuning scores on the task's first development set."""
     torch.set_num_threads(1)
-    keep_memory()
     recipe, data = load_recipe(str(run / "recipe.yaml")), load_glue(glue_dir)
     tokenizer = Tokenizer.from_file(str(run / "export" / "tokenizer.json"))
     given = (
@@ -50,9 +54,9 @@ def score(how: str, task: str, seed: int, run: Path, glue_dir: Path) -> dict:
         for_task(recipe.protocol, task, data),
     )
     begun = time.perf_counter()
-    tuner = Plain(*given, seed=seed) if how == "plain" else FineTuner(*given, seed, Hardware.detect())
-    for done, batch in enumerate(tuner.batches):
-        tuner.step(batch, done / len(tuner.batches))
+    tuner = fine_tuner(how, *given, seed=seed)
+    tuner.device.prepare(next(tuner.model.parameters()).dtype)
+    tuner.train()
     rows = next(iter(data[task].dev.values()))
     found = data[task].task.metric(tuner.predict(rows), np.array([row[2] for row in rows]))
     return dict(how=how, task=task, seed=seed, score=found, seconds=time.perf_counter() - begun)

@@ -1,8 +1,12 @@
 """GLUE as it comes and as it goes: the official tables, the hub, protocols, seeds, interruption, and the archive for the server."""
 
 import json
+import os
 import shutil
+import signal
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +17,28 @@ from conftest import GLUE_ROWS, contents, lines, write_jsonl
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import get_cosine_schedule_with_warmup
 
 from cramming_nb import glue as chapter
 from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
 from cramming_nb.budget import UserError
-from cramming_nb.glue import NINE, PROTOCOLS, TASKS, ScoreTable, accuracy, compare, load_glue, replicates
-from cramming_nb.hardware import DEVICES, Hardware
+from cramming_nb.glue import (
+    NINE,
+    PROTOCOLS,
+    REFERENCE,
+    TASKS,
+    Protocol,
+    ScoreTable,
+    TaskData,
+    accuracy,
+    compare,
+    load_glue,
+    replicates,
+)
+from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.optimizer import Optimizer, OptimizerConfig
+from cramming_nb.recipes import load_recipe
 from cramming_nb.records import RunRecord
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
 
@@ -286,39 +305,324 @@ def test_mnli_first(a_copy, glue, monkeypatch):
 THREE = ("entailment", "neutral", "contradiction")
 
 
+def hardware(dtype: torch.dtype = torch.float32, device: Device | None = None, threads: int = 1) -> Hardware:
+    return Hardware(device or DEVICES["cpu"], dtype, "explicit", threads, "")
+
+
+def word_tokenizer(words: int = 64) -> Tokenizer:
+    """A tokenizer of whole words w4, w5, …, with [CLS] and [SEP]."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, words))])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def word_rows(count: int, pair: bool = False, highest: int = 2) -> list[tuple]:
+    """Rows of three to six words of the first thirty, with labels below `highest`."""
+    rng = np.random.default_rng(0)
+
+    def text() -> str:
+        return " ".join(f"w{i}" for i in rng.integers(4, 30, rng.integers(3, 7)))
+
+    return [(text(), text() if pair else None, n % highest) for n in range(count)]
+
+
+SMALL = Architecture(
+    vocab_size=64, max_length=16, hidden_size=16, num_layers=1, num_heads=2, ffn_size=32, dropout=0.0, classifier_size=8
+)
+
+
 def test_a_part_of_the_embedding_learns_as_the_whole_would():
     """Only rows of the task are optimised, from sparse gradients; dense AdamW on all rows gives the same weights."""
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w1"))
-    words.pre_tokenizer = WhitespaceSplit()
-    rng = np.random.default_rng(0)
-    rows = [(" ".join(f"w{i}" for i in rng.integers(2, 30, 5)), None, n % 2) for n in range(24)]
-    arch = Architecture(
-        vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, ffn_size=32, dropout=0.0, classifier_size=8
-    )
-    data, protocol = chapter.TaskData(TASKS["sst2"], rows, {"sst2": rows[:4]}), chapter.Protocol(lr=1e-2, batch_size=4)
-    tuner = chapter.FineTuner(arch, None, words, data, protocol, 0, Hardware(DEVICES["cpu"], torch.float32, "explicit", 1, ""))
+    rows = word_rows(24)
+    data, protocol = TaskData(TASKS["sst2"], rows, {"sst2": rows[:4]}), Protocol(lr=1e-2, batch_size=4)
+    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data, protocol, 0, hardware())
     torch.manual_seed(0)
-    whole = SequenceClassifier(Encoder(arch), 2)
+    whole = SequenceClassifier(Encoder(SMALL), 2)
     dense = Optimizer(whole, OptimizerConfig(lr=1e-2, eps=1e-6, weight_decay=0.0, clip=0.0))
-    for batch in tuner.batches[:12]:
-        tuner.step(batch)
-        logits = whole(*chapter.collate([tuner.ids[i] for i in batch], "cpu"))
-        dense.backward(F.cross_entropy(logits, tuner.targets[batch]))
+    for number, batch in enumerate(tuner.batches[:12]):
+        t = number / len(tuner.batches)
+        tuner.step(batch, t)
+        logits = whole(*chapter.collate([tuner.examples.ids[i] for i in batch], DEVICES["cpu"]))
+        dense.backward(F.cross_entropy(logits, torch.from_numpy(tuner.examples.targets[batch])))
         dense.accumulate()
-        dense.step(tuner.optimizer.rules[0].param_groups[0]["lr"])
-    learned = tuner.encoder()
-    assert len(tuner.rows) < 40 and learned["embedding.weight"].shape == (64, 16)
+        dense.step(chapter.learning_rate(protocol, t))
+    learned = tuner.encoder_weights()
+    assert len(tuner.vocabulary.token_ids) < 40 and learned["embedding.weight"].shape == (64, 16)
     for name, weight in whole.encoder.named_parameters():
         torch.testing.assert_close(learned[name], weight.detach(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["stsb", "cola"])
+def test_reference_is_the_published_procedure(name):
+    """First token, pair template, raw targets, random full batches, AdamW, and a cosine after CoLA's warm-up."""
+    task = TASKS[name]
+    rows = {"stsb": word_rows(33, pair=True, highest=6), "cola": word_rows(80)}
+    data = {n: TaskData(TASKS[n], rows[n], {n: rows[n][:4]}) for n in rows}
+    protocol = chapter.for_task(replace(REFERENCE, batch_size=4, lr=1e-2), name, data)
+    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data[name], protocol, 0, hardware())
+    epochs = np.split(np.array(tuner.batches), 5)
+    assert all(epoch.shape == (len(rows[name]) // 4, 4) for epoch in epochs)  # 33 rows: one is left out
+    assert all(len(np.unique(epoch)) == epoch.size for epoch in epochs)
+    widths = [np.ptp([len(tuner.examples.ids[i]) for i in batch]) for batch in tuner.batches]
+    assert np.mean(widths) > 1.5  # not by length
+
+    torch.manual_seed(0)
+    model = SequenceClassifier(Encoder(replace(SMALL, pooling="first")), len(task.labels or [0]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.0)
+    warmup = int(0.1 * 5 * (80 // 4))  # steps of CoLA
+    schedule = get_cosine_schedule_with_warmup(optimizer, warmup, len(tuner.batches))
+    texts = [(first, second or "") for first, second, _ in rows[name]]
+    ids = [encoding.ids for encoding in word_tokenizer().encode_batch(texts)]
+    for batch in tuner.batches:
+        logits = model(*chapter.collate([ids[i] for i in batch], DEVICES["cpu"]))
+        labels = torch.tensor([rows[name][i][2] for i in batch])
+        if task.labels:
+            loss = F.cross_entropy(logits, labels)
+        else:
+            loss = F.mse_loss(logits.squeeze(), labels.float())
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    tuner.train()
+    learned = tuner.encoder_weights()
+    for parameter, weight in model.encoder.named_parameters():
+        torch.testing.assert_close(learned[parameter], weight.detach(), rtol=0, atol=1e-4)
+    with torch.no_grad():
+        logits = model.eval()(*chapter.collate(ids[:4], DEVICES["cpu"]))
+    expected = logits.argmax(1) if task.labels else logits[:, 0]
+    np.testing.assert_allclose(tuner.predict(rows[name][:4]), expected.numpy(), atol=1e-3)
+
+
+def examples(name: str, **changes) -> chapter.Examples:
+    rows = word_rows(12, TASKS[name].pair, 6 if name == "stsb" else 2)
+    data = TaskData(TASKS[name], rows, {name: rows})
+    return chapter.Examples(word_tokenizer(), data, 16, replace(Protocol(), **changes))
+
+
+def test_targets_of_a_regression():
+    raw, standard = examples("stsb", standardize=False), examples("stsb")
+    assert raw.targets.tolist() == [n % 6 for n in range(12)]
+    assert standard.targets.mean() == pytest.approx(0, abs=1e-6) and standard.targets.std() == pytest.approx(1)
+    for one in (raw, standard):  # what is answered has the scale of the task
+        logits = torch.from_numpy(one.targets)[:, None]
+        np.testing.assert_allclose(one.answers(logits), raw.targets, atol=1e-5)
+    assert examples("sst2").targets.tolist() == examples("sst2", standardize=False).targets.tolist()
+
+
+def test_a_single_sentence_as_a_pair():
+    alone, paired = examples("sst2").ids, examples("sst2", always_pairs=True).ids
+    assert all(pair == [*row, 3] for row, pair in zip(alone, paired, strict=True))
+    assert examples("rte").ids == examples("rte", always_pairs=True).ids
+
+
+def test_pooling_of_a_protocol():
+    rows = word_rows(12)
+    data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
+
+    def answers(pooling: str, arch: Architecture) -> list:
+        given = (arch, None, word_tokenizer(), data, Protocol(pooling=pooling), 0, hardware())
+        return chapter.FineTuner(*given).logits(chapter.encode(word_tokenizer(), rows, 16)).tolist()
+
+    mean, first = (replace(SMALL, pooling=pooling) for pooling in ("mean", "first"))
+    assert answers("recipe", mean) == answers("mean", first) != answers("first", mean) == answers("recipe", first)
+    with pytest.raises(UserError, match="recipe, mean, first"):
+        Protocol(pooling="max")
+
+
+def test_learning_rate_after_and_beneath_the_warmup():
+    late, rules = (Protocol(lr=1.0, warmup=0.5, late_schedule=late) for late in (True, False))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 10, 20)
+    for step in range(20):
+        assert chapter.learning_rate(late, step / 20) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert chapter.learning_rate(rules, 0.5) == pytest.approx(0.5)  # the cosine is half-way down
+
+
+@pytest.mark.parametrize("rows", [3, 4, 9])
+def test_last_batch(rows):
+    lengths, rng = np.full(rows, 5), np.random.default_rng(0)
+    for by_length in (True, False):
+        kept, dropped = (
+            chapter.epoch_batches(lengths, Protocol(batch_size=4, drop_last=drop, by_length=by_length), rng)
+            for drop in (False, True)
+        )
+        assert sorted(np.concatenate(kept)) == list(range(rows))
+        assert [len(batch) for batch in dropped] == ([4] * (rows // 4) or [rows])  # never nothing
+
+
+def test_padding_is_not_longer_than_the_model_reads():
+    class Wide(Device):
+        pad_multiple = 8
+
+    arch = replace(SMALL, max_length=12, position="learned")
+    rows = [(" ".join(["w9"] * 20), None, n % 2) for n in range(4)]
+    data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
+    tuner = chapter.FineTuner(arch, None, word_tokenizer(), data, Protocol(batch_size=4), 0, hardware(device=Wide()))
+    tuner.step(tuner.batches[0])
+    tokens, attention_mask = chapter.collate([[2, 5, 3], [2, 3]], Wide())
+    assert tokens.shape == (2, 8) and attention_mask.sum(1).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_number_format_reaches_the_model(dtype, finished, glue, tmp_path, monkeypatch):
+    seen = []
+
+    class Spy(chapter.FineTuner):
+        def train(self):
+            super().train()
+            weights = self.optimizer.named.values()
+            seen.append(({w.dtype for w in self.model.parameters()}, {w.dtype for w in weights}))
+            assert self.optimizer.loss_scale.value == (2**16 if dtype == torch.float16 else 1)
+            assert all(w.isfinite().all() for w in weights)
+
+    monkeypatch.setattr(chapter, "FineTuner", Spy)
+    (result,) = evaluate(finished, glue, tmp_path / "results", hardware(dtype), ("rte",), baseline=False)
+    assert seen == [({dtype}, {torch.float32})] and 0 <= result["scores"]["rte"] <= 1
+
+
+def test_float16_skips_what_overflows():
+    rows = word_rows(8)
+    data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
+    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data, Protocol(lr=1e-2), 0, hardware(torch.float16))
+
+    def weights() -> dict:
+        return {name: weight.clone() for name, weight in tuner.encoder_weights().items()}
+
+    before = weights()
+    tuner.optimizer.loss_scale.value.fill_(2.0**40)
+    tuner.step(tuner.batches[0])
+    assert all(torch.equal(weight, before[name]) for name, weight in weights().items())
+    assert tuner.optimizer.skipped == 1 and tuner.optimizer.loss_scale.value == 2.0**39
+    tuner.optimizer.loss_scale.value.fill_(2.0**10)
+    tuner.step(tuner.batches[0])
+    assert any(not torch.equal(weight, before[name]) for name, weight in weights().items())
+
+
+def evaluate(finished, glue: Path, folder: Path, where: Hardware, names: tuple = (), **options) -> list[dict]:
+    """Results of fine-tuning the finished run on some tasks, without what depends on the clock."""
+    recipe = load_recipe(str(finished.folder / "recipe.yaml"))
+    found = chapter.evaluate(
+        load_glue(glue, names), recipe.architecture, finished.folder / "checkpoints",
+        str(finished.folder / "export" / "tokenizer.json"), recipe.protocol, folder, where, progress=False, **options,
+    )  # fmt: skip
+    return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
+
+
+class TwoDevices(Device):
+    """Two devices, both of them this processor; each process that selects one leaves a file with its number."""
+
+    finetune_jobs = 1
+
+    def __init__(self, notes: Path):
+        self.notes = notes
+        notes.mkdir()
+
+    def count(self) -> int:
+        return 2
+
+    def select(self, index: int):
+        (self.notes / str(os.getpid())).write_text(str(index))
+
+    def is_worker(self) -> bool:
+        return (self.notes / str(os.getpid())).exists()
+
+    def selected(self) -> list[int]:
+        return sorted(int(path.read_text() or -1) for path in self.notes.iterdir())
+
+
+def test_several_at_a_time_on_two_devices(finished, glue, tmp_path):
+    device = TwoDevices(tmp_path / "notes")
+    together = evaluate(finished, glue, tmp_path / "together", hardware(device=device, threads=2), seeds=range(2))
+    assert device.selected() == [0, 1] and len(together) == 12
+    assert together == evaluate(finished, glue, tmp_path / "in_turn", hardware(), seeds=range(2))
+
+
+class LittleMemory(TwoDevices):
+    """Four processes are too many, two are not; all four have started before the first one runs out of memory."""
+
+    finetune_jobs = 2
+
+    def put(self, array: np.ndarray) -> torch.Tensor:
+        while self.is_worker() and len(list(self.notes.iterdir())) < 4:
+            time.sleep(0.05)
+        if self.is_worker() and len(list(self.notes.iterdir())) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().put(array)
+
+
+def test_too_little_memory_for_four(finished, glue, tmp_path, capsys):
+    device = LittleMemory(tmp_path / "notes")
+    together = evaluate(finished, glue, tmp_path / "together", hardware(device=device, threads=4))
+    assert capsys.readouterr().out == "too little memory for 4 fine-tunings at a time; going on with 2\n"
+    assert device.selected() == [0, 0, 0, 1, 1, 1] and len(together) == 6
+    assert together == evaluate(finished, glue, tmp_path / "in_turn", hardware())
+
+
+class Killer(TwoDevices):
+    """A system that ends every worker process."""
+
+    def put(self, array: np.ndarray) -> torch.Tensor:
+        if self.is_worker():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().put(array)
+
+
+def test_processes_that_the_system_kills(finished, glue, tmp_path, capsys):
+    device = Killer(tmp_path / "notes")
+    found = evaluate(finished, glue, tmp_path / "results", hardware(device=device, threads=2), ("rte",))
+    assert capsys.readouterr().out == "too little memory for 2 fine-tunings at a time; going on with 1\n"
+    assert [result["init"] for result in found] == ["pretrained", "random"]
+
+
+def test_too_little_memory_for_one(finished, glue, tmp_path):
+    class Full(Device):
+        def put(self, array: np.ndarray):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(UserError, match="too little memory for one fine-tuning"):
+        evaluate(finished, glue, tmp_path / "results", hardware(device=Full()), ("rte",))
+    assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("free", "threads", "jobs", "expected"),
+    [
+        (None, 1, 90, (1, 1, 1)),  # devices, processes on each, threads of each
+        (None, 16, 90, (2, 4, 2)),
+        (None, 16, 1, (1, 1, 16)),
+        (25, 16, 90, (2, 2, 4)),
+        (5, 16, 90, (2, 1, 8)),
+    ],
+)
+def test_plan_of_workers(free, threads, jobs, expected):
+    class Machine(Device):
+        finetune_jobs = 4
+
+        def count(self) -> int:
+            return min(2, threads)
+
+        def free_memory(self) -> int | None:
+            return free
+
+    plan = chapter.plan_workers(hardware(device=Machine(), threads=threads), jobs, bytes_each=10)
+    assert (plan.devices, plan.per_device, plan.threads) == expected
+
+
 def test_carried_warmup():
-    data = {name: chapter.TaskData(task, range(task.rows[0]), {}) for name, task in TASKS.items()}
+    data = {name: TaskData(task, range(task.rows[0]), {}) for name, task in TASKS.items()}
     shares = {name: chapter.for_task(PROTOCOLS["reference"], name, data).warmup for name in data}
     expected = dict(mnli=0.0022, qqp=0.0023, qnli=0.008, sst2=0.013, stsb=0.15, mrpc=0.23, rte=0.34, cola=0.1)
     assert {n: shares[n] for n in expected} == pytest.approx(expected, rel=0.05)
     assert chapter.for_task(PROTOCOLS["rules"], "rte", data) == PROTOCOLS["rules"]
-    tiny = {**data, "rte": chapter.TaskData(TASKS["rte"], range(20), {})}
+    tiny = {**data, "rte": TaskData(TASKS["rte"], range(20), {})}
     assert chapter.for_task(PROTOCOLS["reference"], "rte", tiny).warmup == 1
 
 
