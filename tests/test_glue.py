@@ -305,7 +305,7 @@ def test_a_part_of_the_embedding_learns_as_the_whole_would():
         logits = whole(*chapter.collate([tuner.ids[i] for i in batch], "cpu"))
         dense.backward(F.cross_entropy(logits, tuner.targets[batch]))
         dense.accumulate()
-        dense.step(tuner.optimizer.rules[0].param_groups[0]["lr"])
+        dense.step(tuner.optimizer.optimizers[0].param_groups[0]["lr"])
     learned = tuner.encoder()
     assert len(tuner.rows) < 40 and learned["embedding.weight"].shape == (64, 16)
     for name, weight in whole.encoder.named_parameters():
