@@ -140,7 +140,7 @@ RECIPES = {r.name: r for r in (
         "architecture.ffn_size": 1024, "architecture.classifier_size": 256, "optimizer.lr": 3e-3, "schedule.batch_size": 32, "schedule.batch_ramp": 0,
         "training.micro_batch_size": 32, "training.heldout_rows": 128, "training.validations": 12, "protocol.lr": 3e-4}, "pocket"),
     Recipe("bert-original", # BERT as published, at 128 tokens (Devlin et al. 2019)
-           PLAIN_TEXT, BERT_BASE, BERNOULLI, OptimizerConfig("adam", 1e-4, (0.9, 0.999), 1e-8, clip=0), ScheduleConfig("linear", 0.01, 512, 0), TrainingConfig(dropout=True)),
+           PLAIN_TEXT, BERT_BASE, BERNOULLI, OptimizerConfig("adam_l2", 1e-4, (0.9, 0.999), 1e-8, clip=0), ScheduleConfig("linear", 0.01, 512, 0), TrainingConfig(dropout=True)),
     Recipe("bert-24h",      # BERT's model with the schedule and batch of the paper's first baseline
            PLAIN_TEXT, BERT_BASE, BERNOULLI, OptimizerConfig(lr=5e-4, clip=0), ScheduleConfig("cosine", 1 / 30, 1536, 0)),
     Recipe("bert-minimal",  # the least that trains at a large rate: pre-norm, sparse prediction, batch 8192
