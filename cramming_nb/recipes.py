@@ -274,7 +274,7 @@ BERT_RECIPES = [
         corpus=replace(PLAIN_TEXT, vocab_size=30522),
         architecture=BERT_BASE,
         objective=EXACT,
-        optimizer=OptimizerConfig("adam", lr=1e-4, betas=(0.9, 0.999), eps=1e-6, clip=1.0),
+        optimizer=OptimizerConfig("bert_adam", lr=1e-4, betas=(0.9, 0.999), eps=1e-6, clip=1.0),
         schedule=ScheduleConfig("linear", warmup=0.01, batch_size=256, batch_ramp=0),
         training=TrainingConfig(dropout=True)),
 

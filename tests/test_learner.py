@@ -104,7 +104,7 @@ def test_what_is_loaded_is_all_that_is_there(make):
     before = {name: t.clone() for name, t in trainer.state().items()}
     learn(trainer, 3)
     trainer.load(before)
-    assert not any(rule.state for rule in trainer.optimizer.rules)
+    assert not any(rule.state for rule in trainer.optimizer.optimizers)
     learn(trainer, 2)
     learn(fresh, 2)
     ours, theirs = trainer.state(), fresh.state()

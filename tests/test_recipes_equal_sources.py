@@ -128,7 +128,7 @@ EXACT = {
 BERT_TRAINING = {
     "objective.mlm_probability": (0.15, "D 3.1"),
     "objective.exact": (True, "DC create_pretraining_data.py: round(0.15 length) of each text"),
-    "optimizer.name": ("adam", "DC optimization.py: decay added after the quotient"),
+    "optimizer.name": ("bert_adam", "DC optimization.py: decay added after the quotient"),
     "optimizer.lr": (1e-4, "D A.2"),
     "optimizer.betas": ([0.9, 0.999], "D A.2"),
     "optimizer.eps": (1e-6, "DC optimization.py"),

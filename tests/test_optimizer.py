@@ -1,0 +1,174 @@
+"""Steps of the optimizers compared with steps by hand; gradients in one buffer; states that survive a file."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cramming_nb.checkpoint import load_checkpoint, save_checkpoint
+from cramming_nb.optimizer import AVERAGES, OPTIMIZERS, Optimizer, OptimizerConfig, evaluation_weights, flat_buffer
+
+LR, DECAY = 0.01, 0.1
+
+
+class Small(nn.Module):
+    """A matrix that decays, a bias and a norm that do not, and a matrix inside a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(3, 5)
+        self.blocks = nn.ModuleList([nn.Linear(5, 7, bias=False)])
+        self.norm = nn.LayerNorm(7)
+
+    def forward(self, x):
+        return self.norm(self.blocks[0](self.up(x)))
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = Small()
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+def build(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return Nested().to(dtype)
+
+
+def learn(model, optimizer, steps, micro_batches=2):
+    for step in steps:
+        for part in range(micro_batches):
+            generator = torch.Generator().manual_seed(10 * step + part)
+            x = torch.randn(4, 3, generator=generator).to(next(model.parameters()).dtype)
+            optimizer.backward((model(x) ** 2)[:, :3].sum())
+            optimizer.accumulate()
+        optimizer.step(LR, 1 / (4 * micro_batches))
+
+
+def by_hand(kind, w, gradients, decay, betas, eps):
+    """The weights after steps of Adam, written as the equations are."""
+    m = v = torch.zeros_like(w)
+    for n, g in enumerate(gradients, 1):
+        if kind == "adam_l2":
+            g = g + decay * w
+        m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g**2
+        corrections = (1, 1) if kind == "bert_adam" else (1 - betas[0] ** n, 1 - betas[1] ** n)
+        update = (m / corrections[0]) / ((v / corrections[1]).sqrt() + eps)
+        w = w - LR * (update + (0 if kind == "adam_l2" else decay) * w)
+    return w
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["adamw", "bert_adam", "adam_l2"])
+def test_steps_are_those_of_the_equations(kind, clip):
+    betas, eps = (0.9, 0.999), 1e-6
+    model = build()
+    optimizer = Optimizer(model, OptimizerConfig(kind, LR, betas, eps, DECAY, clip))
+    start = {name: w.detach().clone() for name, w in optimizer.named.items()}
+    decays = {"encoder.up.weight", "encoder.blocks.0.weight"}
+    gradients = {name: [] for name in start}
+    for step in range(8):
+        torch.manual_seed(step)
+        found = {name: torch.randn_like(w) for name, w in start.items()}
+        norm = math.sqrt(sum((g**2).sum().item() for g in found.values()))
+        assert norm > 1
+        for name, w in model.named_parameters():
+            w.grad = found[name].clone()
+            gradients[name].append(found[name] * (clip / norm if clip else 1))
+        optimizer.accumulate()
+        assert optimizer.step(LR).item() == pytest.approx(norm, rel=1e-5)
+    for name, w in optimizer.named.items():
+        expected = by_hand(kind, start[name], gradients[name], DECAY if name in decays else 0.0, betas, eps)
+        assert torch.allclose(w, expected, rtol=1e-4, atol=1e-6), name
+
+
+def test_bert_adam_leaves_weights_as_they_were_after_an_overflow():
+    model = build()
+    optimizer = Optimizer(model, OptimizerConfig("bert_adam"))
+    learn(model, optimizer, range(2))
+    before = [w.clone() for w in optimizer.masters]
+    optimizer.flat_grads.fill_(math.inf)
+    optimizer.step(LR)
+    assert optimizer.skipped == 1 and all(torch.equal(a, b) for a, b in zip(before, optimizer.masters, strict=True))
+    learn(model, optimizer, range(2, 4))
+    assert all(w.isfinite().all() for w in optimizer.masters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_views_of_one_buffer(dtype):
+    model = build(dtype=dtype)
+    optimizer = Optimizer(model, OptimizerConfig())
+    flat, storage = optimizer.flat_grads, optimizer.flat_grads.untyped_storage().data_ptr()
+    learn(model, optimizer, range(2))
+    generator = torch.Generator().manual_seed(9)
+    optimizer.backward(model(torch.randn(4, 3, generator=generator).to(dtype)).square().sum())
+    asked = [w.grad.float() for w in optimizer.weights]
+    optimizer.accumulate()
+    assert optimizer.flat_grads is flat
+    for master, grad, expected in zip(optimizer.masters, optimizer.grads, asked, strict=True):
+        assert master.grad is grad and grad.untyped_storage().data_ptr() == storage
+        assert torch.equal(grad, expected)
+    assert flat.sum().item() == pytest.approx(sum(g.sum().item() for g in asked), abs=1e-4)
+    flat.zero_()
+    assert not any(g.any() for g in optimizer.grads)
+
+
+def test_views_are_aligned_and_do_not_overlap():
+    tensors = [torch.zeros(n) for n in (1, 15, 16, 17, 33)]
+    flat, views = flat_buffer(tensors)
+    for number, view in enumerate(views, 1):
+        view += number
+        assert (view.data_ptr() - flat.data_ptr()) % 64 == 0
+    assert [view.unique().tolist() for view in views] == [[1], [2], [3], [4], [5]]
+    assert flat.sum() == sum(number * t.numel() for number, t in enumerate(tensors, 1))
+
+
+CONFIGS = {name: OptimizerConfig(name) for name in OPTIMIZERS}
+CONFIGS |= {name: OptimizerConfig(average=name, average_steps=3) for name in AVERAGES if name != "none"}
+CONFIGS["muon with an average"] = OptimizerConfig("muon", average="lawa", average_steps=2)
+
+
+@pytest.mark.parametrize("middle", [False, True], ids=["between steps", "in a step"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_state_goes_through_a_file(name, middle, tmp_path):
+    config = CONFIGS[name]
+    model, other = build(dtype=torch.bfloat16), build(seed=1, dtype=torch.bfloat16)
+    optimizer, resumed = Optimizer(model, config), Optimizer(other, config)
+    assert not optimizer.has_state()
+    learn(model, optimizer, range(4))
+    assert optimizer.has_state() and optimizer.empty
+    if middle:
+        optimizer.backward(model(torch.ones(2, 3, dtype=torch.bfloat16)).square().sum())
+        optimizer.accumulate()
+    save_checkpoint(tmp_path, 4, optimizer.state(), {})
+    saved, _ = load_checkpoint(tmp_path)
+    weights = {key for key in saved if key.endswith(".encoder.up.weight")}
+    assert "master.encoder.up.weight" in weights and len(weights) > 1  # what is kept for a weight has its name
+    resumed.load(saved)
+    assert resumed.empty is not middle and resumed.has_state()
+    learn(model, optimizer, range(5, 8))
+    learn(other, resumed, range(5, 8))
+    ours, theirs = optimizer.state(), resumed.state()
+    assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    with optimizer.evaluation():
+        found = [w.clone() for w in optimizer.weights]
+    expected = evaluation_weights(theirs)
+    assert all(torch.equal(w, expected[key].to(w.dtype)) for key, w in zip(optimizer.names, found, strict=True))
+
+
+def test_loading_forgets_what_was_there():
+    model = build()
+    optimizer = Optimizer(model, OptimizerConfig())
+    fresh = {name: t.clone() for name, t in optimizer.state().items()}
+    learn(model, optimizer, range(3))
+    optimizer.load(fresh)
+    assert not optimizer.has_state() and optimizer.empty
+    again = build()
+    other = Optimizer(again, OptimizerConfig())
+    learn(model, optimizer, range(2))
+    learn(again, other, range(2))
+    assert all(torch.equal(a, b) for a, b in zip(optimizer.masters, other.masters, strict=True))
