@@ -11,7 +11,17 @@ import pytest
 
 from cramming_nb.budget import UserError
 from cramming_nb.glue import NINE
-from cramming_nb.records import RunRecord, differences, plain, record_key, report, score_differences, scores, validate
+from cramming_nb.records import (
+    RunRecord,
+    differences,
+    plain,
+    record_key,
+    report,
+    score_differences,
+    scores,
+    sections,
+    validate,
+)
 
 STORED = Path(__file__).parent / "data" / "record-v1.json"  # 20 seconds of `pocket`, by version 0.1.0
 STORED_KEY = "b8f44ca3410e6dc6ec2fa4df976e815c867ab60e69ea40d00df840263fc73229"
@@ -34,6 +44,49 @@ def test_stored_record_still_makes_a_report():
     record = RunRecord.read(STORED)
     page = report(record)
     assert f"{record.pretraining['heldout_loss']:.3f}" in page and page.count("<img ") >= 3
+
+
+def measured(data: dict, **found) -> RunRecord:
+    """The record with other values in `pretraining`, as a run with several processes leaves them."""
+    other = copy.deepcopy(data)
+    other["pretraining"].update(found)
+    return validate(other)
+
+
+def cells(record: RunRecord) -> dict[str, str]:
+    """What the report says first about a run, by name."""
+    return dict(sections([record])[0][2][0].rows)
+
+
+def test_a_rate_that_is_not_known_is_said_so(data):
+    record = measured(data, mfu=None, mfu_datasheet=None, matrix_rate=None, matrix_rates=[])
+    assert cells(record)["of the measured matrix rate"] == "not known"
+    assert "not known" in record._repr_markdown_()
+    for markdown in (False, True):
+        assert "not known" in report(record, markdown=markdown)
+
+
+def test_the_share_of_the_matrix_rate_has_the_spread_of_its_measurements(data):
+    record = measured(data, mfu=0.4, matrix_rate=2e12, matrix_rates=[1.6e12, 2e12, 4e12])
+    assert cells(record)["of the measured matrix rate"] == "40% (20%–50%)"
+    once = measured(data, mfu=0.4, matrix_rate=2e12, matrix_rates=[2e12])
+    assert cells(once)["of the measured matrix rate"] == "40%"
+
+
+def test_memory_and_energy_are_those_of_all_devices(data):
+    four = measured(data, devices=4, peak_memory=10**9, peak_memory_total=3 * 10**9, joules=3.6e6)
+    assert cells(four)["peak memory"] == "1.0 GB"
+    assert cells(four)["peak memory of all 4 processes"] == "3.0 GB"
+    assert cells(four)["energy of all devices"] == "1 kWh"
+    alone = cells(measured(data, devices=1, peak_memory=10**9, peak_memory_total=10**9, joules=None))
+    assert alone["peak memory"] == "1.0 GB" and not any("all" in name for name in alone)
+
+
+def test_the_machine_of_a_report_has_driver_and_power_limit(data):
+    other = copy.deepcopy(data)
+    other["environment"] |= dict(driver="580.1", cuda="13.0", triton="3.7.1", power_limit=350.0, devices=8)
+    text = report(validate(other), markdown=True)
+    assert "| driver | 580.1 |" in text and "| power_limit | 350.0 |" in text and "| devices | 8 |" in text
 
 
 def without(*path):
@@ -68,6 +121,8 @@ WRONG = {
     "corpus without files": (without("corpus", "files"), "files"),
     "rows without hash": (without("corpus", "files", "train", "sha256"), "sha256"),
     "loss no number": (with_("low", "pretraining", "heldout_loss"), "heldout_loss"),
+    "no loss": (with_(None, "pretraining", "heldout_loss"), "heldout_loss"),
+    "share no number": (with_("much", "pretraining", "mfu"), "mfu"),
     "result without scores": (without("results", 0, "scores"), "scores"),
     "another recipe": (with_(1.0, "recipe", "optimizer", "lr"), "key"),
     "another budget": (with_("24h", "budget"), "key"),
