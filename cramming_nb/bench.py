@@ -40,7 +40,7 @@ from cramming_nb.hardware import (
 )
 from .recipes import Recipe, flat
 from .records import environment, names_of
-from .schedule import ScheduleConfig, batch_rows
+from .schedule import ScheduleConfig
 from .stages import Local
 from .tokenizer import SEP, paper_normalizer, wordpiece
 from .training import Trainer, TrainingConfig
@@ -75,7 +75,7 @@ def free_everything(device: Device):
     device.release_memory()
 
 def serve(pipe: Connection, make: Callable, arguments: tuple, seconds: float, keep: bool):
-    "In an implementation's process: build the work, and time it for each request until one is False."
+    "In an implementation's process: build the work, and time it for each request."
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     device, work, repeats = Hardware.detect().device, None, 1
     try:
@@ -255,10 +255,10 @@ def recipe_steps(
         SimpleNamespace(rows=ids), arch, recipe.objective, recipe.optimizer, recipe.schedule,
         recipe.training, hardware, compiled=compiled)
     if not trainer.micro_batch_size:
-        trainer.micro_batch_size = min(hardware.device.most_rows, largest)  # halved until it fits
+        trainer.set_micro_batch(hardware.device.most_rows)  # halved until it fits
     def work():
         for fraction in (np.arange(count) + 0.5) / count:
-            rows = batch_rows(recipe.schedule, fraction)
+            rows = trainer.step_rows(fraction)
             for batch in np.split(numbers, range(rows, largest, rows)):
                 trainer.micro_batch(ids[batch], batch, epochs[batch], fraction)
                 trainer.update(fraction)
