@@ -441,7 +441,7 @@ POOLINGS = {"mean": mean_pooling, "first": first_pooling}
 def adds_atomically(weight: Tensor) -> bool:
     "Whether the gradients of an embedding's rows are added by atomic operations."
     compiled = torch.compiler.is_compiling()  # uncompiled, torch sorts the ids first
-    return compiled and device_of(weight).kind == "cuda"
+    return compiled and device_of(weight).atomic_gradients
 
 def masked_lookup(ids: Tensor, weight: Tensor) -> Tensor:
     "Rows of weight [V, E] for ids [B, S], where the gradient of the [MASK] row is one sum."

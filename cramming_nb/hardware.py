@@ -49,6 +49,7 @@ class Device:
     matrix_size = 1024       # rows and columns of the product that measures the matrix rate
     runs_ahead = False       # whether work is queued, and a call returns before it is done
     shared_energy = True     # whether all processes on a machine read the same energy counter
+    atomic_gradients = False  # whether compiled code adds up gradients of rows by atomic operations
 
     def name(self) -> str:
         "The name of the processor or GPU."
@@ -141,7 +142,7 @@ class CUDA(Device):
     first_rows, most_rows, pad_multiple = 512, 1024, 8
     finetune_jobs, sparse_embedding, cheap_dropout = 4, False, False
     loss_chunk, matrix_size = 1 << 24, 8192
-    runs_ahead, shared_energy = True, False
+    runs_ahead, shared_energy, atomic_gradients = True, False, True
 
     def name(self) -> str:
         return torch.cuda.get_device_name()
