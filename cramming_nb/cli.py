@@ -122,7 +122,7 @@ class Glue(OnRun):
     "Fine-tune a pretrained run on GLUE, or on probes of its own text, and print the table."
     glue_dir: str | None = None    # GLUE tasks: a folder (CoLA/train.tsv or train.jsonl, …), or hub:nyu-mll/glue[@REVISION]; without it, probe tasks
     finetune_seeds: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 1  # fine-tuning runs a task (paper, section 5: the median of 5)
-    protocol: str = ""             # rules (the paper's), reference, mnli-first or bert-base; default: the recipe's own
+    protocol: str = ""             # rules (ours, within the paper's rules), reference (as the published code), mnli-first or bert-base; default: the recipe's own
     tasks: tuple[str, ...] = ()    # only these of the tasks, such as cola rte; wnli is done only if named
     probes: bool = False           # probe tasks, too, beside those of --glue-dir
     baseline: bool = True          # the same from random weights

@@ -24,7 +24,7 @@ from .objective import ObjectiveConfig
 from .optimizer import AVERAGES, OPTIMIZERS, OptimizerConfig
 from .schedule import LR_SCHEDULES, ScheduleConfig, mask_rate, row_length
 from .tokenizer import NORMALIZERS, TOKENIZERS
-from .training import NONFINITE, TrainingConfig
+from .training import COMPILE, EXCHANGE, NONFINITE, TrainingConfig
 
 # %% ../nbs/12_recipes.ipynb #29763f15
 CHOICES = {  # dotted name of a field -> the names it may have
@@ -42,9 +42,12 @@ CHOICES = {  # dotted name of a field -> the names it may have
     "optimizer.name": OPTIMIZERS,
     "optimizer.average": AVERAGES,
     "training.dtype": DTYPES,
+    "training.compile": COMPILE,
+    "training.gradient_exchange": EXCHANGE,
     "training.nonfinite": NONFINITE,
     "schedule.lr": LR_SCHEDULES,
     "protocol.schedule": LR_SCHEDULES,
+    "protocol.pooling": ("recipe", *POOLINGS),
 }
 
 COUNT = (1, 1 << 30)
