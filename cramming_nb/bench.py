@@ -34,7 +34,7 @@ from cramming_nb.architecture import (
 from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
-from .glue import FineTuner, Protocol, TaskData
+from .glue import FineTuner, Protocol, TaskData, finetuning_bytes, plan_workers
 from cramming_nb.hardware import (
     DTYPES, Device, Hardware, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate,
 )
@@ -664,23 +664,24 @@ def bench_glue(
     progress: bool = True,  # a progress bar
 ) -> dict:
     "Sequences a second of fine-tuning, ours and the reference's, in turns, over the tasks."
-    hardware = Hardware.detect()
+    hardware, protocol = Hardware.detect(), Protocol()
     plain = replace(hardware, dtype=torch.float32)
-    number = 1 if hardware.device.runs_ahead else hardware.threads
+    size = finetuning_bytes(arch, protocol, hardware.dtype)
+    workers = plan_workers(hardware, hardware.threads, size)  # as chapter 11 does
+    number = workers.per_device
     times = dict(ours=np.zeros(rounds), reference=np.zeros(rounds))
     for task in tasks.values():
         with ExitStack() as stack:
             def start(hardware: Hardware, threads: int, bucketed: bool) -> Implementation:
                 how = (arch, tokenizer, task, hardware, threads, bucketed, steps)
                 return stack.enter_context(Implementation(tuning_steps, *how))
-            threads = max(1, hardware.threads // number)
-            ours = [start(hardware, threads, True) for _ in range(number)]
+            ours = [start(hardware, workers.threads, True) for _ in range(number)]
             turns = interleave(
                 dict(ours=partial(at_once, ours), reference=start(plain, hardware.threads, False)),
                 rounds, progress)
         times["ours"] += np.array(turns["ours"]) / number
         times["reference"] += np.array(turns["reference"])
-    batch_size = Protocol().batch_size
+    batch_size = protocol.batch_size
     result = dict(what="glue", tasks=list(tasks), batch_size=batch_size)
     seconds = {name: t.tolist() for name, t in times.items()}
     return result | speedups(seconds, steps * batch_size * len(tasks), "sequences")

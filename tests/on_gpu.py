@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", required=True, help="a file, or a pattern of files, that the source `files:` reads")
     parser.add_argument("--glue-dir", type=Path, help="GLUE tasks; without it, probe tasks")
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop")
-    parser.add_argument("--work", type=Path, default=Path("on_gpu"), help="folder for rows, checkpoints and results")
+    parser.add_argument("--work", type=Path, default=Path("runs/on_gpu"), help="folder for rows, checkpoints and results")
     parser.add_argument("--recipes", nargs="*", default=["crammed-v2", "crammed-nb"])
     parser.add_argument("--budget", default="8m", help="of each pretraining")
     parser.add_argument("--compile", default="always", help="training.compile of each recipe")
@@ -180,8 +180,8 @@ class Day:
                 return process.wait(max(0.0, self.left()))
             return stop(process)
         finally:
-            if process.poll() is None:
-                process.kill()
+            if process.poll() is None:  # this process is being ended itself
+                stop(process)
 
     def kill_on_its_way(self, call: list[str], log: Path) -> int:
         """Stop a run by SIGTERM once a fifth of its budget is spent; returns its exit code, and keeps what was seen."""
@@ -311,7 +311,9 @@ def about_run(run: dict) -> list[str]:
             f"lost {p['shares'].get('lost', 0):.1f} s."
         )
     elif last := run.get("last"):
-        text.append(f"{last.get('fraction', 0):.0%} of the budget: {last['tokens']:,} tokens, training loss {last.get('loss')}.")
+        text.append(
+            f"{last.get('fraction', 0):.0%} of the budget: {last['tokens']:,} tokens, training loss {last.get('loss')}."
+        )
     if scores := run.get("scores"):
         text += ["", "| task | from random weights | pretrained | seconds |", "|---|--:|--:|--:|"]
         for task in dict.fromkeys(entry["task"] for entry in scores):

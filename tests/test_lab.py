@@ -1,13 +1,16 @@
 """Lists of runs: what has a record is left alone, several processes share one list, and a killed lab goes on."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import Killable, command
 
-from cramming_nb.experiments import Entry, plan
+from cramming_nb.budget import Budget
+from cramming_nb.experiments import Entry, plan, read_list
 from cramming_nb.records import RunRecord
 from cramming_nb.stages import lock
 from cramming_nb.training import read_log
@@ -147,3 +150,21 @@ def test_entries_of_one_name_have_speeds_of_their_own(monkeypatch, tmp_path):
         for budget, layers in (("1m", 2), ("2m", 8))
     ]
     assert [run.budget for run in plan(entries, tmp_path)] == ["1m@2000tok/s", "2m@8000tok/s"]
+
+
+def test_the_list_for_a_gpu_is_a_list_of_runs_each_with_a_prediction():
+    path = Path(__file__).resolve().parents[1] / "records" / "lab" / "gpu.yaml"
+    runs = plan(read_list(path), Path("runs/lab"), progress=False)
+    names = [run.recipe.name for run in runs]
+    assert len(runs) > 20 and len({*names}) == len(names)
+    assert {"crammed-v2", "crammed-v1", "bert-original-stopped", "batch 1536", "batch 4096", "batch 8192"} <= {*names}
+    text = path.read_text().splitlines()
+    for number, line in enumerate(text):
+        if line.startswith("- "):
+            said = text[number - 1]
+            assert said.startswith("# Predicted: ") and any(c.isdigit() for c in said), line
+    ids = set(re.findall(r"\b[A-Z]\d+[a-z]?\b", " ".join(re.findall(r"Claims? (.+?)\.$", "\n".join(text), re.M))))
+    known = {row["id"] for row in yaml.safe_load((path.parents[1] / "claims.yaml").read_text())}
+    assert ids and ids <= known
+    for run in runs:  # an A6000's day at most, of the model's own arithmetic
+        assert Budget.parse(run.budget).unit == "flops" and run.finetune_seeds == 5

@@ -1,41 +1,203 @@
-"""The script for a borrowed GPU, tried without one and without the packages that such a machine lacks."""
+"""The command for a day on a GPU, tried without one: it leaves what it knows, stops on time and goes on."""
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import on_gpu
+import pytest
+
+from cramming_nb import bench, hardware
+from cramming_nb.hardware import Device
 from cramming_nb.records import RunRecord
+from cramming_nb.training import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
-WITHOUT = "import sys; sys.modules.update(datasets=None, tyro=None); sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+OPTIONAL = ("datasets", "tyro", "pynvml")  # what such a machine may lack
 
 
-def test_it_leaves_a_record_and_needs_neither_datasets_nor_tyro(tiny, tmp_path):
-    args = [
-        tmp_path / "out",
-        "--text",
-        tiny.text,
-        "--work",
-        tmp_path / "work",
-        "--recipe",
-        tiny.recipe,
-        "--budget",
-        "20step",
-        "--rounds",
-        0,
-    ]
-    call = [sys.executable, "-c", WITHOUT, ROOT / "tests" / "on_gpu.py", *args]
-    done = subprocess.run(
-        [str(c) for c in call],
-        cwd=tmp_path,
-        env=os.environ | dict(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    record = RunRecord.read(tmp_path / "out" / "record.json")
-    assert record.pretraining["spent"]["steps"] == 20 and record.results
-    assert (tmp_path / "out" / "report.html").exists()
-    assert all(json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines())
+@pytest.fixture
+def bare(tmp_path) -> dict[str, str]:
+    """An environment in which the optional packages cannot be imported."""
+    folder = tmp_path / "missing"
+    folder.mkdir()
+    for name in OPTIONAL:
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} is missing')\n")
+    return os.environ | dict(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+
+
+def options(tiny, home: Path, *more, budget: str = "8s") -> list[str]:
+    """A command line for the tiny text and recipe."""
+    given = [home / "out", "--text", tiny.text, "--work", home / "work", "--recipes", tiny.recipe, "--budget", budget]
+    return [str(x) for x in (*given, "--compile", "never", *more)]
+
+
+def results(home: Path) -> dict:
+    """What came back."""
+    return json.loads((home / "out" / "results.json").read_text())
+
+
+def check_the_run(home: Path) -> RunRecord:
+    """A run that was stopped on its way and went on: its record, and what the summary says of it."""
+    found, record = results(home), RunRecord.read(home / "out" / "tiny.record.json")
+    assert found["kill"]["exit_code"] == on_gpu.STOPPED and found["kill"]["fraction"] >= 0.2
+    assert record.pretraining["spent"]["steps"] > found["kill"]["steps"] > 0
+    assert {r["init"] for r in record.results} == {"pretrained", "random"}
+    summary = (home / "out" / "summary.md").read_text()
+    assert "Stopped by SIGTERM" in summary and "from random weights" in summary
+    names = [path.name for path in (home / "out").iterdir()]
+    assert len(names) <= 8 and all((home / "out" / name).is_file() for name in names)
+    return record
+
+
+def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_path, bare):
+    call = [sys.executable, ROOT / "tests" / "on_gpu.py", *options(tiny, tmp_path, "--skip", "tests", "bench")]
+    done = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    record = check_the_run(tmp_path)
+    assert record.pretraining["overshoot"] < 5 and record.pretraining["joules"] is None
+    log = read_log(tmp_path / "out" / "tiny.log.jsonl")
+    tokens = [line["tokens"] for line in log]
+    assert tokens == sorted(tokens)  # it went on, and not from the start
+    assert results(tmp_path)["status"][f"run:{tiny.recipe}"] == "done"
+    again = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert again.returncode == 0 and set(results(tmp_path)["status"].values()) == {"done before", "left out: asked for"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Device().compiler() is None, reason="there is no C++ compiler")
+def test_a_compiled_day_with_a_kill_on_its_way(tiny, tmp_path, bare):
+    given = options(tiny, tmp_path, "--skip", "tests", "bench", "--minutes", "20", budget="45s")
+    given[given.index("never")] = "always"
+    call = [sys.executable, str(ROOT / "tests" / "on_gpu.py"), *given]
+    done = subprocess.run(call, cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    record = check_the_run(tmp_path)
+    assert record.pretraining["compiled"] and record.pretraining["shares"]["compile"] > 0
+
+
+class Call:
+    """The command in this process, with other limits."""
+
+    def __init__(self, monkeypatch, capsys):
+        self.patch, self.capsys = monkeypatch, capsys
+        self.handler = signal.getsignal(signal.SIGTERM)
+        monkeypatch.setattr(on_gpu, "LEAST", dict.fromkeys(on_gpu.LEAST, 0))
+
+    def __call__(self, *argv) -> int:
+        self.patch.setattr(sys, "argv", ["on_gpu.py", *map(str, argv)])
+        try:
+            return on_gpu.main()
+        finally:
+            signal.signal(signal.SIGTERM, self.handler)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys) -> Call:
+    return Call(monkeypatch, capsys)
+
+
+def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(on_gpu, "LEAST", dict(text=30, tests=30, bench=30, run=30))
+    assert call(*options(tiny, tmp_path, "--minutes", "0.1")) == 0
+    status = results(tmp_path)["status"]
+    assert len(status) == 4 and all(state.startswith("not begun") for state in status.values())
+    assert not (tmp_path / "work" / "data").exists()
+
+
+def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, call, monkeypatch):
+    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="6s")
+    log = tmp_path / "work" / "tiny" / "log.jsonl"
+    really = on_gpu.Day.left
+    monkeypatch.setattr(on_gpu.Day, "left", lambda day: 0.05 if on_gpu.spent(log) > 0.05 else 0.5)
+    wait = subprocess.Popen.wait
+
+    def patiently(process, timeout=None):
+        """Wait as the command does, for as long as it has time."""
+        while timeout is not None and timeout < 1 and process.poll() is None and on_gpu.spent(log) < 0.05:
+            time.sleep(0.1)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", patiently)
+    assert call(*given) == 0
+    assert results(tmp_path)["status"][f"run:{tiny.recipe}"].startswith("stopped and saved")
+    assert 0 < results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
+    assert "% of the budget" in (tmp_path / "out" / "summary.md").read_text()
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(on_gpu.Day, "left", really)
+    before = results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
+    shutil.rmtree(tmp_path / "out")  # on such a machine it is empty at each call
+    assert call(*given) == 0
+    record = RunRecord.read(tmp_path / "out" / "tiny.record.json")
+    assert record.pretraining["spent"]["tokens"] > before
+
+
+def test_a_part_that_fails_is_named_and_the_rest_is_tried(tiny, tmp_path, call):
+    given = options(tiny, tmp_path, "--skip", "tests", "bench")
+    given[given.index("--text") + 1] = "nosuch.txt"
+    assert call(*given) == 1
+    status = results(tmp_path)["status"]
+    assert status["text"].startswith("failed with exit code") and "tests" in status
+
+
+def test_missing_packages_are_named(tiny, tmp_path, call, monkeypatch, capsys):
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name in ("scipy", "yaml") else name)
+    assert call(*options(tiny, tmp_path)) == 2
+    assert capsys.readouterr().err == "missing packages: yaml, scipy\n"
+
+
+def test_the_bench_comes_back_as_a_table(tiny, tmp_path, call, monkeypatch):
+    stored = json.loads((ROOT / "records" / "bench" / "train-small.json").read_text())
+    monkeypatch.setattr(bench, "bench_train", lambda *_, **__: stored)
+
+    def here(day, part):
+        on_gpu.do_part(on_gpu.arguments([*sys.argv[1:], "--part", part]))
+        return 0
+
+    monkeypatch.setattr(on_gpu.Day, "start", here)
+    assert call(*options(tiny, tmp_path, "--skip", "tests", "--recipes")) == 0
+    assert results(tmp_path)["parts"]["bench"] == stored
+    assert bench.table(stored) in (tmp_path / "out" / "summary.md").read_text()
+
+
+class MadeUpGPU(Device):
+    """A device with a queue and little memory, which counts what it is asked."""
+
+    runs_ahead, finetune_jobs = True, 1
+
+    def __init__(self):
+        self.recorded, self.waited, self.selected = 0, 0, []
+
+    def event(self):
+        def record():
+            self.recorded += 1
+
+        def synchronize():
+            self.waited += 1
+
+        return SimpleNamespace(record=record, synchronize=synchronize)
+
+    def free_memory(self) -> int:
+        return 2 * 10**9
+
+    def facts(self) -> dict:
+        return dict(driver="1.0", cuda="99")
+
+
+def test_a_run_on_a_made_up_gpu(tiny, tmp_path, monkeypatch):
+    gpu = MadeUpGPU()
+    monkeypatch.setitem(hardware.DEVICES, "cpu", gpu)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        on_gpu.do_part(on_gpu.arguments(options(tiny, tmp_path, "--part", f"run:{tiny.recipe}", budget="30step")))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    record = RunRecord.read(tmp_path / "work" / "tiny" / "record.json")
+    assert record.pretraining["spent"]["steps"] == 30 and record.environment["cuda"] == "99"
+    assert gpu.recorded >= 30 and gpu.waited >= 28  # at most two micro-batches are ahead
