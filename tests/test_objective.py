@@ -1,0 +1,109 @@
+"""The loss against its plain formula: values, gradients, and what it holds in float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cramming_nb.hardware import Device
+from cramming_nb.objective import CrossEntropy, masked_loss
+
+B, K, V = 3, 5, 97
+
+
+def data(dtype=torch.float32, seed=0):
+    """Logits of very different sizes, labels at both ends of the vocabulary, some weights of zero."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(B, K, V, generator=generator) * torch.logspace(-2, 1.5, K)[None, :, None]
+    labels = torch.randint(0, V, (B, K), generator=generator)
+    labels[0, :2] = torch.tensor([0, V - 1])
+    weights = (torch.rand(B, K, generator=generator) < 0.7).float()
+    weights[0, :2] = 1
+    return logits.to(dtype), labels, weights
+
+
+def plain(logits, labels, weights, z_loss=0.0):
+    """The formula in float64."""
+    logits = logits.double().flatten(0, 1)
+    losses = F.cross_entropy(logits, labels.flatten(), reduction="none") + z_loss * logits.logsumexp(-1) ** 2
+    return (losses * weights.flatten()).sum()
+
+
+def with_gradient(loss, logits, *rest, factor=1.0):
+    logits = logits.clone().requires_grad_()
+    value = loss(logits, *rest)
+    (factor * value).backward()
+    return value.item(), logits.grad
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-4), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("chunk", [0, 1, 4, 15, 100])
+def test_loss_and_gradient_are_those_of_the_formula(chunk, z_loss, dtype, rtol):
+    logits, labels, weights = data(dtype)
+    expected, slope = with_gradient(lambda x: plain(x, labels, weights, z_loss), logits.float(), factor=0.125)
+    value, gradient = with_gradient(
+        lambda x: CrossEntropy.apply(x.flatten(0, 1), labels.flatten(), weights.flatten(), z_loss, chunk),
+        logits,
+        factor=0.125,
+    )
+    assert value == pytest.approx(expected, rel=1e-5) and gradient.dtype == dtype
+    torch.testing.assert_close(gradient.float(), slope, rtol=rtol, atol=1e-6)
+    assert not gradient[weights == 0].any()
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_a_compiled_loss_is_the_same(z_loss):
+    torch.compiler.reset()
+    logits, labels, weights = data(torch.bfloat16)
+    compiled = torch.compile(masked_loss, backend="aot_eager", fullgraph=True)
+    expected, slope = with_gradient(masked_loss, logits, labels, weights, z_loss)
+    value, gradient = with_gradient(compiled, logits, labels, weights, z_loss)
+    assert value == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(gradient, slope, rtol=0.01, atol=1e-7)
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operations, and the elements of the largest float32 tensor that one of them makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.operations = 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.operations.add(function.overloadpacket)
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("positions", [1, 2, 7])
+def test_float32_is_never_larger_than_a_chunk(monkeypatch, positions):
+    monkeypatch.setattr(Device, "loss_chunk", positions * V)
+    logits, labels, weights = data(torch.bfloat16)
+    with Watch() as watch:
+        with_gradient(masked_loss, logits, labels, weights)
+    assert watch.largest <= max(positions * V, B * K)
+
+
+def test_a_compiler_gets_no_scatter(monkeypatch):
+    """A scatter cannot be part of a loop: the whole gradient would have to exist in float32."""
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    torch.compiler.reset()
+    found = []
+
+    def keep(graph, inputs):
+        found.append({node.target for node in graph.graph.nodes if node.op == "call_function"})
+        return graph.forward
+
+    def backend(graph, inputs):
+        return aot_module_simplified(graph, inputs, fw_compiler=keep, bw_compiler=keep)
+
+    logits, labels, weights = data(torch.bfloat16)
+    with_gradient(torch.compile(masked_loss, backend=backend), logits, labels, weights)
+    names = {str(target) for targets in found for target in targets}
+    assert len(found) == 2 and any("exp" in name for name in names)
+    assert not [name for name in names if "scatter" in name or "index_put" in name]
