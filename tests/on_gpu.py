@@ -45,7 +45,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", required=True, help="a file, or a pattern of files, that the source `files:` reads")
     parser.add_argument("--glue-dir", type=Path, help="GLUE tasks; without it, probe tasks")
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop")
-    parser.add_argument("--work", type=Path, default=Path("runs/on_gpu"), help="folder for rows, checkpoints and results")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/on_gpu"), help="folder for rows, checkpoints and results"
+    )
     parser.add_argument("--recipes", nargs="*", default=["crammed-v2", "crammed-nb"])
     parser.add_argument("--budget", default="8m", help="of each pretraining")
     parser.add_argument("--compile", default="always", help="training.compile of each recipe")

@@ -157,7 +157,9 @@ def test_the_list_for_a_gpu_is_a_list_of_runs_each_with_a_prediction():
     runs = plan(read_list(path), Path("runs/lab"), progress=False)
     names = [run.recipe.name for run in runs]
     assert len(runs) > 20 and len({*names}) == len(names)
-    assert {"crammed-v2", "crammed-v1", "bert-original-stopped", "batch 1536", "batch 4096", "batch 8192"} <= {*names}
+    assert {"crammed-v2", "crammed-v1", "bert-original-stopped", "full size batch 1536", "full size batch 8192"} <= {
+        *names
+    }
     text = path.read_text().splitlines()
     for number, line in enumerate(text):
         if line.startswith("- "):
