@@ -236,7 +236,7 @@ class Measure:
 class BenchTrain(Measure):
     "Training steps: ours, the reference's and that of transformers, compiled; tokens a second, share of the matrix rate, memory."
     size: Literal["small", "full"] = "small"  # 4 × 256, or the paper's 16 × 768
-    rounds: int = 5                           # turns of each contestant
+    rounds: int = 5                           # turns of each implementation
     rows: int | None = None                   # of a micro-batch; default: 512 on a GPU, 32 (small) or 16 (full) on a CPU
 
     def main(self): self.show(book.bench.bench_train(self.size, self.rounds, self.rows))
@@ -248,7 +248,7 @@ class BenchData(Measure):
     source: str = "machine"  # the text: machine, files:GLOB[#COLUMN] or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]
     megabytes: float = 50    # of it
     vocab_size: int = 8192   # pieces of the tokenizer
-    rounds: int = 2          # turns of each contestant
+    rounds: int = 2          # turns of each implementation
     grow: float = 8          # times the text for a second measurement of our memory; 1 leaves it out
 
     def main(self): self.show(book.bench.bench_data(self.source, self.megabytes, self.vocab_size, self.rounds, self.grow))
@@ -258,7 +258,7 @@ class BenchGlue(Measure):
     "Fine-tuning steps of the pocket model: ours and the reference's; sequences a second."
     glue_dir: str | None = None  # a folder of GLUE tasks, or hub:DATASET[@REVISION]; without it, probe tasks
     steps: int = 40              # of each task, in a turn
-    rounds: int = 3              # turns of each contestant
+    rounds: int = 3              # turns of each implementation
 
     def main(self):
         tasks, recipe = book.glue.load_glue(self.glue_dir) if self.glue_dir else {}, book.recipes.load_recipe("pocket")

@@ -191,11 +191,12 @@ def schedules_at(
     peak: float,               # highest learning rate
     seq_length: int = 128,
     mlm_probability: float = 0.25,
+    unit: int = 1,             # sequences of an effective micro-batch, in which the batch grows
 ) -> dict[str, list]:
     "Learning rate and batch size at each fraction, and what else changes."
     values = {
         "learning rate": [peak * lr_factor(schedule, x) for x in t],
-        "sequences a step": [batch_rows(schedule, x) for x in t],
+        "sequences a step": [batch_rows(schedule, x, unit) for x in t],
     }
     others = {
         "mask rate": [mask_rate(schedule, x, mlm_probability) for x in t],
@@ -204,11 +205,12 @@ def schedules_at(
     return values | {name: line for name, line in others.items() if len(set(line)) > 1}
 
 def plot_schedules(
-    schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25
+    schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25,
+    unit: int = 1,
 ) -> np.ndarray:
     "What changes over the budget, learning rates up to `peak`, each in a panel of its own."
     t = np.linspace(0, 1, 400)
-    lines = schedules_at(t, schedule, peak, seq_length, mlm_probability)
+    lines = schedules_at(t, schedule, peak, seq_length, mlm_probability, unit)
     _, axes = plt.subplots(1, len(lines), figsize=(9, 2.6), layout="constrained")
     for ax, (name, values) in zip(axes, lines.items()):
         ax.plot(t, values)
@@ -447,8 +449,10 @@ def schedule_figure(record: RunRecord) -> Figure:
     r = record.recipe
     known = {name: value for name, value in r["schedule"].items()
              if name in ScheduleConfig.__annotations__}
+    outcome = record.pretraining
+    unit = max(1, outcome.get("micro_batch_size", 1) * outcome.get("devices", 1))
     arguments = (ScheduleConfig(**known), r["optimizer"]["lr"], r["corpus"]["seq_length"],
-                 r["objective"]["mlm_probability"])
+                 r["objective"]["mlm_probability"], unit)
     t = np.linspace(0, 1, 11)
     lines = schedules_at(t, *arguments)
     rows = []

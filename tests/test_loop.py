@@ -51,5 +51,6 @@ def test_memory_does_not_grow(tiny, tmp_path):
     run = Killable("pretrain", *tiny.options("60s"), "--name", "run", cwd=tmp_path, cache=tiny.cache)
     assert run.end() == 0
     told = [line for line in read_log(tmp_path / "runs" / "run" / "log.jsonl") if "memory" in line]
-    warm = next(line["memory"] for line in told if line["fraction"] > 0.2)
+    # The matrices that measure the machine are first held beside a step at a quarter of the budget, and at half.
+    warm = next(line["memory"] for line in told if line["fraction"] > 0.55)
     assert told[-1]["memory"] <= 1.01 * warm
