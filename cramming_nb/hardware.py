@@ -275,7 +275,13 @@ def matrix_rate(hardware: Hardware, seconds: float = 0.3, size: int = 0) -> floa
 # %% ../nbs/04_hardware.ipynb #4249f3d1
 def datasheet_rate(name: str) -> float | None:
     "FLOP/s that the maker states for a GPU, by its device name; None if it is not in GPU_TFLOPS."
-    fits = [gpu for gpu in GPU_TFLOPS if re.search(rf"(?<!\w){re.escape(gpu)}(?!\w)", name, re.I)]
+    other = r"(?! (Ti|Super|Laptop|Max-Q|MIG)\b)"  # is another card, or a part of one
+    fits = []
+    for gpu in GPU_TFLOPS:
+        if re.search(rf"(?<!\w){re.escape(gpu)}(?!\w){other}", name, re.I):
+            fits.append(gpu)
+    if "MIG" in name:
+        return None
     return GPU_TFLOPS[max(fits, key=len)] * 1e12 if fits else None
 
 # %% ../nbs/04_hardware.ipynb #7bcc77a4
