@@ -109,7 +109,8 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.up(x)))
 
 # %% ../nbs/05_architecture.ipynb #45469412
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0):
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+                       dropout: float = 0.0) -> Tensor:
     """Softmax attention spelled out; the fastest on CPUs.
 
     q [B, heads, Q, d], k and v [B, heads, S, d], additive mask [B, 1, 1 or Q, S]."""
@@ -377,25 +378,25 @@ BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock, "sandwich": SandwichBlock}
 
 # %% ../nbs/05_architecture.ipynb #198d32ce
 def normal_init(weight: Tensor, arch: Architecture, writes: bool):
-    "A standard deviation of `init_std`, whatever the size (BERT, the paper)."
+    "A standard deviation of `init_std` for a weight [out, in] of any size (BERT, the paper)."
     nn.init.normal_(weight, std=arch.init_std)
 
 def small_init(weight: Tensor, arch: Architecture, writes: bool):
-    "Smaller in wide models (Nguyen & Salazar 2019)."
+    "Weights [out, in] that are smaller in wide models (Nguyen & Salazar 2019)."
     nn.init.normal_(weight, std=math.sqrt(2 / 5 / arch.hidden_size))
 
 def megatron_init(weight: Tensor, arch: Architecture, writes: bool):
-    "Smaller in wide models; smaller still, in deep ones, for weights that write to the stream."
+    "Weights [out, in], smaller in wide models, and in deep ones if they write to the stream."
     depth = 2 * arch.num_layers if writes else 1
     nn.init.normal_(weight, std=math.sqrt(1 / 3 / arch.hidden_size / depth))
 
 def wang_init(weight: Tensor, arch: Architecture, writes: bool):
-    "As `small`; smaller in deep models for weights that write to the residual stream."
+    "Weights [out, in] as in `small`; smaller in deep models if they write to the stream."
     writing = 2 / arch.num_layers / math.sqrt(arch.hidden_size)
     nn.init.normal_(weight, std=writing if writes else math.sqrt(2 / 5 / arch.hidden_size))
 
 def orthogonal_init(weight: Tensor, arch: Architecture, writes: bool):
-    "Orthogonal matrices."
+    "Orthogonal weights [out, in]."
     nn.init.orthogonal_(weight)
 
 INITS = {  # name -> what fills a weight; `writes`: its output is added to the residual stream
@@ -439,7 +440,7 @@ POOLINGS = {"mean": mean_pooling, "first": first_pooling}
 
 # %% ../nbs/05_architecture.ipynb #8e237d89
 def adds_atomically(weight: Tensor) -> bool:
-    "Whether the gradients of an embedding's rows are added by atomic operations."
+    "Whether gradients of rows of an embedding [V, E] are added by atomic operations."
     compiled = torch.compiler.is_compiling()  # uncompiled, torch sorts the ids first
     return compiled and device_of(weight).atomic_gradients
 

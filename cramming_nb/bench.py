@@ -344,13 +344,15 @@ def transformers_work(
         optimizer.zero_grad()
     return step
 
-def bert_loss(model, masked, positions, labels) -> torch.Tensor:
-    "Loss of a BERT, whose class predicts at all positions."
+def bert_loss(model: torch.nn.Module, masked: torch.Tensor, positions: torch.Tensor,
+              labels: torch.Tensor) -> torch.Tensor:
+    "Loss of a BERT, which predicts at all positions: ids [B, S], positions and labels [B, k]."
     everywhere = torch.full_like(masked, -100).scatter(1, positions, labels)
     return model(input_ids=masked, labels=everywhere).loss
 
-def modernbert_loss(model, masked, positions, labels) -> torch.Tensor:
-    "Loss of a ModernBERT, whose head is given the masked positions only."
+def modernbert_loss(model: torch.nn.Module, masked: torch.Tensor, positions: torch.Tensor,
+                    labels: torch.Tensor) -> torch.Tensor:
+    "Loss of a ModernBERT on ids [B, S], its head at positions [B, k] only; labels [B, k]."
     hidden = model.model(input_ids=masked).last_hidden_state
     index = positions[:, :, None].expand(-1, -1, hidden.shape[2])
     logits = model.decoder(model.head(hidden.gather(1, index)))
@@ -531,8 +533,8 @@ def our_rows(text: Path, vocab_size: int, processes: int) -> Callable[[], None]:
     return work
 
 # %% ../nbs/15_bench.ipynb #8d017d43
-def reference_tokenizer(data, vocab_size: int) -> Tokenizer:
-    "A WordPiece tokenizer trained on a data set's texts, as the paper's code trains it."
+def reference_tokenizer(data: object, vocab_size: int) -> Tokenizer:
+    "A WordPiece tokenizer trained on the texts of a `datasets.Dataset`, as the paper's code trains it."
     from tokenizers.processors import TemplateProcessing
     tokenizer, trainer = wordpiece(vocab_size)
     tokenizer.normalizer = paper_normalizer()

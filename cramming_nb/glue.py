@@ -155,7 +155,7 @@ class TaskData:
 AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # rows for the model of MNLI
 
 def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dict[str, TaskData]:
-    """The tasks found in a folder with TASK/train.jsonl or .tsv, or in hub:DATASET[@REVISION].
+    """The tasks found in a folder with TASK/train.jsonl or .tsv, or in hub:DATASET, at a revision if one is named.
 
     `names` chooses among them; without it, all but WNLI are read. `tests` also reads the rows of a
     submission.
@@ -690,7 +690,7 @@ SMALL = ("rte", "mrpc", "stsb")  # tasks that start from MNLI's encoder, if aske
 @dataclass
 class Jobs:
     "What the fine-tunings of an evaluation have in common."
-    data: dict[str, TaskData]
+    data: dict[str, TaskData]  # the tasks, by name
     arch: Architecture
     checkpoints: Path   # of the pretrained model
     tokenizer: str      # path of tokenizer.json
@@ -889,7 +889,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
 
 # %% ../nbs/11_glue.ipynb #9be1fb8b
 def show(value: float, interval: tuple | list | None = None) -> str:
-    "A score in points, and its interval."
+    "A score `value` in points, and its interval."
     if math.isnan(value):
         return "–"
     if not interval:

@@ -21,7 +21,9 @@ from .hardware import device_of
 # %% ../nbs/07_optimizer.ipynb #0364d4dc
 class BertAdam(torch.optim.Optimizer):
     "Adam as in BERT's code: decoupled weight decay, and no bias correction (Devlin et al. 2019)."
-    def __init__(self, params, lr: float, betas: tuple, eps: float, weight_decay: float):
+    def __init__(self, params: list, lr: float, betas: tuple,
+                 eps: float,             # added to the root of the mean square
+                 weight_decay: float):   # times the learning rate, a share of each weight
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()

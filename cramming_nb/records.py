@@ -323,7 +323,7 @@ MISHAPS = dict(
 )
 
 def gigabytes(count: float) -> str:
-    "Bytes as GB."
+    "A `count` of bytes as GB."
     return f"{count / 1e9:,.1f} GB"
 
 def resources(pretraining: dict) -> dict[str, str]:

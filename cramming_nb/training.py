@@ -140,14 +140,14 @@ class ProcessGroup:
             flat.copy_(self.all_reduce(flat.to(self.exchange_dtype)))
 
     def largest(self, *values: float) -> list[float]:
-        "The largest of each value over all processes."
+        "The largest of each of some `values` over all processes."
         if self.size == 1:
             return list(values)
         found = torch.tensor(values, dtype=torch.float64)
         return self.all_reduce(found, dist.ReduceOp.MAX).tolist()
 
     def total(self, *values: float) -> list[float]:
-        "The sum of each value over all processes."
+        "The sum of each of some `values` over all processes."
         if self.size == 1:
             return list(values)
         return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
@@ -682,9 +682,9 @@ class Logger:
 
 class NoLogger:
     "What the processes other than the first have instead: it writes nothing."
-    def log(self, line: dict): return None
-    def advance(self): return None
-    def close(self): return None
+    def log(self, line: dict) -> None: return None
+    def advance(self) -> None: return None
+    def close(self) -> None: return None
 
 # %% ../nbs/10_training.ipynb #2903a6b6
 class Interval:
@@ -789,7 +789,8 @@ class TrainingRun:
             if remaining and self.read_clock() >= 1:
                 break
             if remaining and self.stop_signal:
-                return self.drop_step()
+                self.drop_step()
+                return
         trainer.update(t)
         self.pace.mark()
         self.step_start, self.last_t = None, t

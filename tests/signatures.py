@@ -2,7 +2,8 @@
 
 The site's reference is made of them, so each public name says what it is for, what it takes and what it gives back:
 a docstring; a type for each parameter and result; the shape of each tensor; the unit of each float; and a comment
-beside each field of a dataclass, but where its type is a class of the book, which has its own. A shape is anything in
+beside each field of a dataclass, but where its type is a class of the book, which has its own. A method that overrides
+one of a base class in the book has that one's docstring, as `help` shows it. A shape is anything in
 brackets, [B, S] or [...], or the word scalar, in the comment beside the parameter or in the docstring; a unit is the parameter's name in
 the docstring, a comment beside it, or the name itself.
 """
@@ -10,6 +11,10 @@ the docstring, a comment beside it, or the name itself.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "cramming_nb"
 
 SAID_BY_CLASS = {"forward", "backward", "main"}  # what a module, a rule of autograd or a command is there for
 UNITS = {"seconds", "tokens", "fraction", "loss", "lr", "probability", "dropout", "threshold", "second", "flops"}
@@ -41,6 +46,18 @@ def gives(function: Function) -> bool:
     return False
 
 
+@cache
+def documented() -> dict[str, set[str]]:
+    """The methods with a docstring of each class of the package."""
+    found = {}
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                methods = [m for m in node.body if isinstance(m, Function)]
+                found[node.name] = {m.name for m in methods if ast.get_docstring(m)}
+    return found
+
+
 class Cell:
     """One exported cell, read for what is missing."""
 
@@ -55,13 +72,13 @@ class Cell:
         """One line for each thing that is not said."""
         yield from self.of(self.tree.body, "", "")
 
-    def of(self, body: list[ast.stmt], prefix: str, told: str) -> Iterator[str]:
+    def of(self, body: list[ast.stmt], prefix: str, told: str, inherited: frozenset = frozenset()) -> Iterator[str]:
         """The defects of a module's statements, or of a class's, whose docstring is `told`."""
         for node in body:
             if isinstance(node, ast.ClassDef) and public(node.name):
                 yield from self.class_(node, prefix)
             elif isinstance(node, Function) and public(node.name):
-                yield from self.function(node, prefix, told)
+                yield from self.function(node, prefix, told, node.name in inherited)
 
     def class_(self, node: ast.ClassDef, prefix: str) -> Iterator[str]:
         """A class, its fields and its methods."""
@@ -72,14 +89,15 @@ class Cell:
             fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
             fields = [f for f in fields if not re.fullmatch(r"(?!Path)[A-Z]\w+", ast.unparse(f.annotation))]
             yield from (f"{name}.{f.target.id} has no comment" for f in fields if not self.comment(f).strip())
-        yield from self.of(node.body, name + ".", told)
+        bases = [documented().get(ast.unparse(base), set()) for base in node.bases]
+        yield from self.of(node.body, name + ".", told, frozenset().union(*bases))
 
-    def function(self, node: Function, prefix: str, told: str) -> Iterator[str]:
+    def function(self, node: Function, prefix: str, told: str, inherits: bool) -> Iterator[str]:
         """A function or a method."""
         name, said = prefix + node.name, f"{told} {ast.get_docstring(node) or ''}"
         special = node.name.startswith("__") or bool(told) and node.name in SAID_BY_CLASS
         plain = bool(told) and node.lineno == node.end_lineno  # a method of one line shows what it does
-        if not (ast.get_docstring(node) or special or plain):
+        if not (ast.get_docstring(node) or special or plain or inherits):
             yield f"{name} has no docstring"
         if node.returns is None and gives(node) and not special:
             yield f"{name} does not say what it returns"
