@@ -1,5 +1,6 @@
 """What a trainer adds up, counts and restores, looked at without a run."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,10 +11,11 @@ from conftest import command
 
 from cramming_nb.budget import Budget, Clock, Spent
 from cramming_nb.corpus import Corpus
-from cramming_nb.hardware import Hardware
+from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
 from cramming_nb.training import (
+    Interval,
     NoLogger,
     ProcessGroup,
     Progress,
@@ -21,6 +23,7 @@ from cramming_nb.training import (
     TrainingRun,
     compiled_by_levels,
     find_micro_batch,
+    later_memory,
     outcome,
 )
 
@@ -130,3 +133,100 @@ def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
 def test_a_graph_for_each_level_is_allowed():
     compiled_by_levels(lambda x: x)
     assert torch._dynamo.config.recompile_limit > 2 * LEVELS + 1
+
+
+class Counting(Device):
+    """A device with room for `room` sequences of 1,000 bytes, which counts what it is asked."""
+
+    room, peak, released = 100, 0, 0
+
+    def free_memory(self):
+        return 1000 * self.room
+
+    def peak_memory(self):
+        return self.peak
+
+    def reset_peak_memory(self):
+        self.peak = 0
+
+    def release_memory(self):
+        self.released += 1
+
+
+def searching(make, room: int, seconds: float = 864.0):
+    """A trainer that has searched its micro-batch on such a device, the sizes it tried, and the device."""
+    trainer, tried = make(training=dict(micro_batch_size=0)), []
+    device = Counting()
+    device.room = room
+    trainer.hardware = replace(trainer.hardware, device=device)
+    trainer.schedule = replace(trainer.schedule, batch_size=256)
+
+    def backward(ids, *_):
+        tried.append(len(ids))
+        device.peak = max(device.peak, 1000 * len(ids))
+        if len(ids) > device.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        time.sleep(1e-3)  # as long for many sequences as for few: larger is faster
+        return torch.zeros(2)
+
+    trainer.backward = backward
+    find_micro_batch(trainer, seconds)
+    return trainer, tried, device
+
+
+def test_the_search_doubles_while_that_is_faster_and_fits(make, monkeypatch):
+    monkeypatch.setattr("cramming_nb.training.later_memory", lambda trainer: 0)
+    trainer, tried, device = searching(make, room=50)
+    assert trainer.micro_batch_size == 32 and max(tried) == 32
+    assert device.released >= 3  # after each trial
+
+
+def test_the_search_begins_no_trial_that_its_time_does_not_allow(make):
+    trainer, tried, _ = searching(make, room=1000, seconds=0.0)
+    assert trainer.micro_batch_size == max(tried) == Device.first_rows
+
+
+def test_the_search_leaves_room_for_moments(make, monkeypatch):
+    monkeypatch.setattr("cramming_nb.training.later_memory", lambda trainer: 20_000)
+    trainer, tried, _ = searching(make, room=50)
+    assert max(tried) <= 30 and trainer.micro_batch_size == 16
+
+
+def test_moments_that_are_not_there_yet_are_reserved(make):
+    trainer = make()
+    weights = trainer.optimizer.flat_grads.numel()
+    assert later_memory(trainer) >= 8 * weights
+    learn(trainer, 1)
+    assert later_memory(trainer) < 8 * weights  # now they are there
+
+
+def test_all_processes_use_the_smallest_micro_batch_and_hear_of_a_signal(make, tmp_path):
+    class Agreeing(Imagined):
+        def largest(self, *values):
+            return [7.0, 15.0, -3.0] if len(values) == 3 else list(values)
+
+    trainer = make(size=2)
+    trainer.group = Agreeing(1, 2)
+    signals = []
+    clock = Clock(50_000).start()
+    run = TrainingRun(trainer, Budget.parse("10s"), tmp_path, clock, Progress(), NoLogger(), signals=signals)
+    assert run.read_clock() == 0.7 and trainer.micro_batch_size == 3
+    assert run.stop_signal == 15 and signals == [15]
+
+
+def test_a_day_has_a_thousand_log_lines():
+    budget, spent = Budget.parse("24h"), Spent()
+    interval, lines = Interval(budget, spent, 1.0, 0.01, 0.001), 0
+    for second in range(0, 24 * 3600, 5):
+        spent.seconds = float(second)
+        lines += interval.due()
+    assert 900 < lines <= 1000
+
+
+def test_float32_on_a_gpu_multiplies_in_tf32(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    DEVICES["cuda"].prepare(torch.bfloat16)
+    assert not asked
+    DEVICES["cuda"].prepare(torch.float32)
+    assert asked == ["high"]
