@@ -128,11 +128,13 @@ def agree():
 
 
 VERDICTS = ("as the paper", "opposite here", "equivalent", "undecided", "computed", "stated", "needs a GPU", "not built")
-QUOTED = re.compile(rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)")
+QUOTED = re.compile(
+    rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)( \([+−][\d.]+ nats, 95 % [^)]*\))?"
+)
 
 
-def judgements() -> dict[str, str]:
-    """The verdict on each claim, by its id, as the cells of the claims page compute it from records/."""
+def judgements() -> dict[str, tuple[str, str]]:
+    """The verdict on each claim, and what its runs found, by its id, as the claims page computes them from records/."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -144,14 +146,25 @@ def judgements() -> dict[str, str]:
                 exec(cell.source, names)
     finally:
         os.chdir(here)
-    return {claim: judged.verdict for claim, judged in names["judgements"].items()}
+    return {claim: (judged.verdict, found(judged)) for claim, judged in names["judgements"].items()}
 
 
-def quoted(path: Path) -> list[tuple[str, str]]:
-    """The verdicts that a notebook quotes, as links to the claims page: (id of the claim, verdict)."""
+def found(judged) -> str:
+    """The difference that decided a verdict, arm less baseline, as chapters quote it; nothing for other verdicts."""
+    gap = judged.difference
+    if judged.verdict in ("undecided", "computed") or gap is None:
+        return ""
+    if judged.test.get("metric", "heldout_loss") != "heldout_loss":
+        return ""
+    low, high = (f"{x:+.3f}" for x in (gap.low, gap.high))
+    return f" ({gap.mean:+.3f} nats, 95 % {low} to {high})".replace("-", "−")
+
+
+def quoted(path: Path) -> list[tuple[str, str, str]]:
+    """The verdicts that a notebook quotes, as links to the claims page: (id of the claim, verdict, difference)."""
     cells = nbformat.read(path, as_version=4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    return [(claim, verdict) for verdict, _, claim in QUOTED.findall(text)]
+    return [(claim, verdict, difference) for verdict, _, claim, difference in QUOTED.findall(text)]
 
 
 def write_verdicts():
@@ -162,7 +175,7 @@ def write_verdicts():
         before = [cell.source for cell in nb.cells]
         for cell in nb.cells:
             if cell.cell_type == "markdown":
-                cell.source = QUOTED.sub(lambda m: f"[{known[m[3]]}]({m[2]})", cell.source)
+                cell.source = QUOTED.sub(lambda m: f"[{known[m[3]][0]}]({m[2]}){known[m[3]][1]}", cell.source)
         if before != [cell.source for cell in nb.cells]:
             nbformat.write(nb, path)
             nbdev("clean", "--fname", path)
