@@ -534,7 +534,7 @@ def our_rows(text: Path, vocab_size: int, processes: int) -> Callable[[], None]:
 
 # %% ../nbs/15_bench.ipynb #8d017d43
 def reference_tokenizer(data: object, vocab_size: int) -> Tokenizer:
-    "A WordPiece tokenizer trained on the texts of a `datasets.Dataset`, as the paper's code trains it."
+    "A WordPiece tokenizer of the texts in a `datasets.Dataset`, as the paper's code has it."
     from tokenizers.processors import TemplateProcessing
     tokenizer, trainer = wordpiece(vocab_size)
     tokenizer.normalizer = paper_normalizer()

@@ -155,7 +155,7 @@ class TaskData:
 AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # rows for the model of MNLI
 
 def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dict[str, TaskData]:
-    """The tasks found in a folder with TASK/train.jsonl or .tsv, or in hub:DATASET, at a revision if one is named.
+    """The tasks found in a folder with TASK/train.jsonl or .tsv, or on the hub (hub:DATASET).
 
     `names` chooses among them; without it, all but WNLI are read. `tests` also reads the rows of a
     submission.
