@@ -397,10 +397,7 @@ class Trainer:
         self.group.all_reduce(self.weight)
         lr = self.lr * lr_factor(self.schedule, t)
         norm = if_it_fits(self.optimizer.step, lr, self.scale / self.weight)
-        if norm is None:  # the first step allocates the optimizer's moments
-            self.hardware.device.release_memory()
-            norm = if_it_fits(self.optimizer.step, lr, self.scale / self.weight)
-        if norm is None:
+        if norm is None:  # the first step allocates moments; gradients are scaled, so no second try
             raise UserError("the optimizer's state does not fit into the memory of this device; "
                             "choose a smaller training.micro_batch_size or architecture")
         self.norm = norm

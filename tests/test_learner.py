@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import command
 
-from cramming_nb.budget import Budget, Clock, Spent
+from cramming_nb.budget import Budget, Clock, Spent, UserError
 from cramming_nb.corpus import Corpus
 from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.recipes import load_recipe
@@ -230,3 +230,18 @@ def test_float32_on_a_gpu_multiplies_in_tf32(monkeypatch):
     assert not asked
     DEVICES["cuda"].prepare(torch.float32)
     assert asked == ["high"]
+
+
+def test_a_step_that_does_not_fit_is_told_and_not_tried_again(make, monkeypatch):
+    """Its gradients may have been scaled already: a second try would scale them twice."""
+    trainer, tried = make(), []
+
+    def step(*_):
+        tried.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainer.micro_batch(*trainer.corpus.batch(0, 8, 0), 0.5)
+    monkeypatch.setattr(trainer.optimizer, "step", step)
+    with pytest.raises(UserError, match="choose a smaller training.micro_batch_size"):
+        trainer.update(0.5)
+    assert len(tried) == 1
