@@ -28,11 +28,12 @@ from tqdm import tqdm
 from .budget import UserError
 from .data import (Grams, batches, cache_dir, clean_batch, compressible, deduplicate,
     source_identity, source_parts, source_tokenizer)
+from .options import check_options, option
 from .stages import (ENGINES, SHARD, Local, Ray, Rows, blocks, checked, damaged, digest,
     finished, gather_rows, made, read_shards, read_table, run_stage, whole, write_shards,
     write_table, write_text)
-from .tokenizer import (NORMALIZERS, SEP, SPECIAL_TOKENS, UNK, WordPieces, WordTable,
-    adopt_tokenizer, count_words, deleted_characters, save_tokenizer, train_tokenizer)
+from .tokenizer import (NORMALIZERS, SEP, SPECIAL_TOKENS, TOKENIZERS, UNK, WordPieces,
+    WordTable, adopt_tokenizer, count_words, deleted_characters, save_tokenizer, train_tokenizer)
 
 # %% ../nbs/03_corpus.ipynb #7af72a47
 @dataclass(frozen=True)
@@ -46,18 +47,32 @@ class CorpusConfig:
     `filter_tokenizer` lets a tokenizer.json from elsewhere count for the filter, as the
     reference code lets ALBERT's.
     """
-    tokenizer: str = "wordpiece"    # wordpiece, bpe or unigram
-    vocab_size: int = 32768         # tokens in the vocabulary, special tokens included
-    normalizer: str = "paper"       # paper (lower case, ASCII only) or unicode
-    seq_length: int = 128           # tokens a row
-    filter_threshold: float = 0.25  # keep documents under this many tokens a character; 0: all
-    order: str = "sentence_length"  # of rows in the first epoch; later epochs are shuffled
-    heldout: float = 0.01           # share of the text held out for the loss, by document
-    probe: float = 0.03             # share of the text set aside for probe tasks, by document
-    sample: int = 10_000_000        # characters the tokenizer is trained on
-    dedup: int = 0                  # cut passages of so many bytes that recur within 32 MB; 0: none
-    decontaminate: bool = False     # leave out documents that overlap with sentences of the tasks
-    filter_tokenizer: str = ""      # a tokenizer.json to count for the filter instead
+    tokenizer: str = option("wordpiece", "how words are split into tokens", choices=TOKENIZERS)
+    vocab_size: int = option(
+        32768, "tokens in the vocabulary, special tokens included", at_least=6, at_most=1 << 24)
+    normalizer: str = option(
+        "paper", "paper is lower case, ASCII only; unicode keeps letters of all scripts",
+        choices=NORMALIZERS)
+    seq_length: int = option(128, "tokens of a sequence", at_least=2, at_most=1 << 20)
+    filter_threshold: float = option(
+        0.25, "keep documents under this many tokens a character; 0: all", at_least=0)
+    order: str = option(
+        "sentence_length", "order of sequences in the first epoch; later epochs are shuffled",
+        choices=("random", "sentence_length", "unigram",
+                 "reverse_unigram", "word_length", "fragment"))
+    heldout: float = option(
+        0.01, "share of the text held out for the loss, by document", above=0, at_most=1)
+    probe: float = option(
+        0.03, "share of the text set aside for probe tasks, by document", at_least=0, at_most=1)
+    sample: int = option(10_000_000, "characters the tokenizer is trained on", at_least=0)
+    dedup: int = option(
+        0, "cut passages of this many bytes that recur within 32 MB; 0: none", at_least=0)
+    decontaminate: bool = option(
+        False, "leave out documents that overlap with sentences of the tasks")
+    filter_tokenizer: str = option("", "a tokenizer.json with which the filter counts tokens")
+
+    def __post_init__(self):
+        check_options(self, "corpus")
 
 # %% ../nbs/03_corpus.ipynb #6bd06ff3
 SCHEMA = 4  # of what is stored; 4: documents are shuffled. Data of an older schema is made anew.

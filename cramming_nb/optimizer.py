@@ -17,6 +17,7 @@ import torch.nn as nn
 from torch import Tensor
 from .budget import UserError
 from .hardware import device_of
+from .options import check_options, option
 
 # %% ../nbs/07_optimizer.ipynb #0364d4dc
 class BertAdam(torch.optim.Optimizer):
@@ -57,15 +58,26 @@ class BertAdam(torch.optim.Optimizer):
 @dataclass(frozen=True)
 class OptimizerConfig:
     "The optimizer and its constants; defaults are the paper's (section 4.3)."
-    name: str = "adamw"              # a name of OPTIMIZERS
-    lr: float = 1e-3                 # peak learning rate
-    betas: tuple[float, float] = (0.9, 0.98)  # decay of the mean and of the square of gradients
-    eps: float = 1e-12               # added to the root of the mean square
-    weight_decay: float = 0.01       # on matrices and embeddings; never on biases and norms
-    clip: float = 0.5                # largest global L2 norm of the gradient; 0 is off
-    cautious: bool = False           # decay a weight only where its update goes the same way
-    average: str = "none"            # of weights, for evaluation: a name of AVERAGES
-    average_steps: int = 100         # how far an average looks back, in optimizer steps
+    name: str = option(
+        "adamw", "the optimizer",
+        choices=("adamw", "bert_adam", "adam_l2", "muon",
+                 "lion", "soap", "schedule_free", "adafactor"))
+    lr: float = option(1e-3, "peak learning rate", at_least=0)
+    betas: tuple[float, float] = option(
+        (0.9, 0.98), "decay rates of the mean gradient and of its mean square")
+    eps: float = option(
+        1e-12, "added to the root of the mean squared gradient", at_least=0)
+    weight_decay: float = option(
+        0.01, "decay of matrices and embeddings; never of biases and norms", at_least=0)
+    clip: float = option(0.5, "largest global L2 norm of the gradient; 0 is off", at_least=0)
+    cautious: bool = option(False, "decay a weight only where its update goes the same way")
+    average: str = option(
+        "none", "average of weights that is evaluated and saved", choices=("none", "ema", "lawa"))
+    average_steps: int = option(
+        100, "how far an average looks back, in optimizer steps", at_least=1)
+
+    def __post_init__(self):
+        check_options(self, "optimizer")
 
 # %% ../nbs/07_optimizer.ipynb #c292d1a5
 def parameter_groups(model: nn.Module) -> dict[str, list[str]]:

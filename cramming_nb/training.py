@@ -31,6 +31,7 @@ from .hardware import (
     DTYPES, Device, EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, matrix_rate)
 from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
 from .optimizer import Optimizer, OptimizerConfig
+from .options import check_options, option
 from .schedule import (
     LEVELS, ScheduleConfig, batch_rows, lr_factor, mask_rate, micro_batch_for, row_length)
 from .stages import lock
@@ -55,26 +56,29 @@ EXCHANGE = {
 @dataclass(frozen=True)
 class TrainingConfig:
     "How the loop runs."
-    micro_batch_size: int = 0         # sequences computed at a time, at most; 0: search
-    dtype: str = "auto"               # number format, a name of DTYPES (paper's code: float16)
-    compile: str = "auto"             # whether to use torch.compile, a name of COMPILE
-    gradient_exchange: str = "auto"   # number format between processes, a name of EXCHANGE
-    heldout_rows: int = 256           # sequences to validate on (the paper's code has none)
-    validations: int = 20             # held-out losses over the budget, at equal parts of it
-    checkpoint_seconds: float = 600   # at most so many seconds between checkpoints
-    checkpoint_fraction: float = 0.25  # and at most this share of the budget
-    keep_checkpoints: int = 2         # how many of them stay
-    dropout: bool = False             # dropout in pretraining, as in BERT (paper, section 4.3: off)
-    early_stop_loss: float = 0.0      # end if the held-out loss (nats) is above this; 0: never
-    early_stop_at: float = 0.125      # from this fraction of the budget on
-    nonfinite: str = "skip"           # after a gradient that is not finite, a name of NONFINITE
+    micro_batch_size: int = option(
+        0, "sequences computed at a time; 0: search for what fits", at_least=0)
+    dtype: str = option("auto", "number format (paper's code: float16)", choices=DTYPES)
+    compile: str = option("auto", "whether to use torch.compile", choices=COMPILE)
+    gradient_exchange: str = option("auto", "number format between processes", choices=EXCHANGE)
+    heldout_rows: int = option(
+        256, "sequences to validate on (the paper's code has none)", at_least=1)
+    validations: int = option(
+        20, "held-out losses over the budget, at equal parts of it", at_least=1)
+    checkpoint_seconds: float = option(
+        600, "longest time between checkpoints, in seconds", at_least=0)
+    checkpoint_fraction: float = option(
+        0.25, "longest time between checkpoints, as a share of the budget", above=0, at_most=1)
+    keep_checkpoints: int = option(2, "checkpoints to keep", at_least=1)
+    dropout: bool = option(False, "dropout in pretraining, as in BERT (paper, section 4.3: off)")
+    early_stop_loss: float = option(
+        0.0, "stop early if the held-out loss (nats) is above this; 0: never", at_least=0)
+    early_stop_at: float = option(
+        0.125, "fraction of the budget after which a run may stop early", at_least=0, at_most=1)
+    nonfinite: str = option("skip", "what to do after a gradient that is not finite", choices=NONFINITE)
 
     def __post_init__(self):
-        known = dict(compile=COMPILE, gradient_exchange=EXCHANGE, nonfinite=NONFINITE, dtype=DTYPES)
-        for name, choices in known.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise UserError(f"training.{name} {value!r}: choose one of {', '.join(choices)}")
+        check_options(self, "training")
 
 # %% ../nbs/10_training.ipynb #dd2d6282
 class PeerLost(UserError):
