@@ -23,7 +23,7 @@ from .checkpoint import load_checkpoint
 from .glue import ScoreTable
 from .optimizer import evaluation_weights
 from .records import RunRecord, Table, plain
-from .stages import whole
+from .stages import atomic_write
 from .tokenizer import CLS, PAD, SEP, save_tokenizer
 
 # %% ../nbs/14_export.ipynb #c2c09aac
@@ -168,7 +168,7 @@ def export_model(checkpoints: Path,      # of the run
     if folder.exists() and not (folder / "model.safetensors").exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} holds something else; name a new or an empty folder")
     weights = load_checkpointed(checkpoints, arch).state_dict()
-    with whole(folder) as part:
+    with atomic_write(folder) as part:
         part.mkdir(parents=True)
         write_model(weights, tokenizer, arch, model_card(record, sum(t.numel() for t in weights.values()), stock_class(arch)), part)
         shutil.rmtree(folder, ignore_errors=True)
