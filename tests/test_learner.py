@@ -107,7 +107,7 @@ def test_what_is_loaded_is_all_that_is_there(make):
     before = {name: t.clone() for name, t in trainer.state().items()}
     learn(trainer, 3)
     trainer.load(before)
-    assert not any(rule.state for rule in trainer.optimizer.optimizers)
+    assert not trainer.optimizer.has_state()
     learn(trainer, 2)
     learn(fresh, 2)
     ours, theirs = trainer.state(), fresh.state()
