@@ -50,6 +50,8 @@ def bad(tiny, tmp_path_factory) -> Path:
         "lab-one.yaml": b"- {seeds: 1, name: one}\n",
         "lab-rate.yaml": b"- {budget: 300Mtok@5tok/s}\n",
         "lab-good.yaml": b"- {budget: 1ktok, name: one}\n- {budget: 1ktok, name: two}\n",
+        "lab-negative.yaml": b"- {seeds: [-1]}\n",
+        "lab-rated.yaml": b"- {rated: true, budget: 3Mtok}\n",
         "lab-set.yaml": b"- {set: [schedule.batch_size]}\n",
         "lab-torn.yaml": b"- {recipe: [",
     }
@@ -71,10 +73,10 @@ def bad(tiny, tmp_path_factory) -> Path:
     return folder
 
 
-def refused(said, *words: str):
+def refused(result, *words: str):
     """Exit code 2, and on standard error one line that holds all the words."""
-    assert said.code == 2, said.out + said.err
-    assert len(found := lines(said.err)) == 1, said.err
+    assert result.code == 2, result.out + result.err
+    assert len(found := lines(result.err)) == 1, result.err
     assert found[0].startswith("cram: ")
     assert not [word for word in words if word not in found[0]], found[0]
 
@@ -84,12 +86,14 @@ SOURCE = "run {tiny} --budget 1ktok --source files:{bad}/"
 RECIPE = "run {bad}/%s --source files:{text} --budget 1ktok"
 BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would be right)
     "command": ("rnu", "rnu", "cram --help"),
-    "option": (f"{RUN} --sourse x", "--sourse", "--source"),
+    "option": (f"{RUN} --sourse x", "--sourse", "did you mean --source?"),
+    "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "did you mean --see"),
+    "option without value": (f"{RUN} --seed", "--seed", "cram run --help"),
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
     "seed negative": (f"{RUN} --seed -1", "seed", "-1"),
     "snapshot past the end": (f"{RUN} --snapshots 0.5 1.5", "snapshot", "1.5", "between 0 and 1"),
-    "action": ("recipes shwo", "shwo", "show"),
+    "action": ("recipes shwo", "shwo", "show", "cram recipes --help"),
     "names": ("recipes diff pocket", "diff", "2 names"),
     "no run named": ("predict", "run", "predict"),
     "recipe": ("run pokcet", "pokcet", "did you mean pocket"),
@@ -149,10 +153,14 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "lab one seed": ("lab {bad}/lab-one.yaml", "seeds 1", "[0, 1]"),
     "lab rate": ("lab {bad}/lab-rate.yaml", "300Mtok@5tok/s", "3m"),
     "lab only": ("lab {bad}/lab-good.yaml --only three", "'three'", "one, two"),
+    "lab engine": ("lab {bad}/lab-good.yaml --engine slurm", "'slurm'", "ray", "cram lab --help"),
+    "lab no file named": ("lab", "LIST", "cram lab --help"),
+    "lab seed negative": ("lab {bad}/lab-negative.yaml", "seed -1", "0 or more"),
+    "lab rated tokens": ("lab {bad}/lab-rated.yaml", "'3Mtok'", "give a time"),
     "lab jobs": ("lab {bad}/lab-good.yaml --jobs -1", "--jobs -1", "1 or more"),
     "lab set": ("lab {bad}/lab-set.yaml", "set", "schedule.batch_size"),
     "lab torn": ("lab {bad}/lab-torn.yaml", "lab-torn.yaml", "line 1"),
-    "bench": ("bench trian", "trian", "cram --help"),
+    "bench": ("bench trian", "trian", "cram bench --help"),
     "bench size": ("bench train --size huge", "'huge'", "small"),
     "bench rounds": ("bench train --rounds 0", "--rounds 0", "above 0"),
     "bench rows": ("bench train --rows -1", "--rows -1", "above 0"),
@@ -182,8 +190,8 @@ def nothing_half_done(folder: Path) -> bool:
 
 def test_text_too_short_for_probes_is_refused_before_pretraining(bad, tiny, tmp_path):
     argv = ["run", tiny.recipe, "--source", f"files:{bad / 'few.jsonl'}", "--budget", "1ktok"]
-    said = command(*argv, "--set", "corpus.vocab_size=200", cwd=tmp_path, cache=tmp_path / "cache")
-    refused(said, "need 8", "--glue-dir")
+    result = command(*argv, "--set", "corpus.vocab_size=200", cwd=tmp_path, cache=tmp_path / "cache")
+    refused(result, "need 8", "--glue-dir")
     assert not (tmp_path / "runs").exists()
 
 
@@ -253,13 +261,13 @@ FULL = {"recipe": 500, "tokenizer": 3_000, "rows": 40_000, "checkpoint": 150_000
 @pytest.mark.parametrize("disk", FULL.values(), ids=FULL, indirect=True)
 def test_full_disk(disk, tiny, tmp_path):
     argv = ["pretrain", *tiny.options("2ktok"), "--name", "full"]
-    said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
     disk()
-    refused(said, "write")
+    refused(result, "write")
     assert hidden(tmp_path) == [], "half-written files"
     assert not [p for p in tmp_path.rglob("step-*")]
-    said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")  # there is room again
-    assert said.code == 0 and "held-out loss" in said.out
+    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")  # there is room again
+    assert result.code == 0 and "held-out loss" in result.out
 
 
 COLA, STSB = GLUE_ROWS["cola"][0], GLUE_ROWS["stsb"][0]
@@ -282,8 +290,8 @@ BAD_GLUE = {  # name: (file, its content or None, words of the line)
 def test_malformed_glue(what, tiny, glue, tmp_path):
     name, content, *words = what
     (glue / name).unlink() if content is None else (glue / name).write_text(content)
-    said = command("run", *tiny.options("1ktok"), "--glue-dir", glue, cwd=tmp_path, cache=tmp_path / "cache")
-    refused(said, Path(name).parent.name, *words)
+    result = command("run", *tiny.options("1ktok"), "--glue-dir", glue, cwd=tmp_path, cache=tmp_path / "cache")
+    refused(result, Path(name).parent.name, *words)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
 
 
@@ -313,9 +321,9 @@ def test_bad_input_leaves_a_run_alone(what, a_copy):
     (a_copy.home / "mine").mkdir()
     (a_copy.home / "mine" / "letter.txt").write_text("dear")
     before = contents(a_copy.home)
-    said = a_copy.command(*shlex.split(argv))
+    result = a_copy.command(*shlex.split(argv))
     assert contents(a_copy.home) == before
-    refused(said, *words)
+    refused(result, *words)
 
 
 @pytest.mark.parametrize("verb", ["report first", "export first", "predict first 'a [MASK]'", "glue first"])
@@ -350,6 +358,6 @@ def test_damaged_corpus(name, how, finished, tmp_path):
     ]
     (path,) = found  # another test may have built the same rows beside a folder of tasks
     path.write_bytes(DAMAGE[how](path.read_bytes()))
-    said = command("run", *finished.tiny.options("1ktok"), "--name", "other", cwd=tmp_path, cache=cache)
-    refused(said, str(path.parent), "damaged", "delete")
+    result = command("run", *finished.tiny.options("1ktok"), "--name", "other", cwd=tmp_path, cache=cache)
+    refused(result, str(path.parent), "damaged", "delete")
     assert not (tmp_path / "runs").exists()

@@ -20,19 +20,20 @@ HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "n
 
 @pytest.mark.parametrize("argv", ["--help", "--version", "run --help"])
 def test_answers_without_loading_torch(argv, cram):
-    said = cram(*argv.split(), python=("-X", "importtime"))
-    loaded = {line.split("|")[-1].strip().split(".")[0] for line in said.stderr.splitlines() if "import time:" in line}
-    assert said.returncode == 0 and "tyro" in loaded
+    result = cram(*argv.split(), python=("-X", "importtime"))
+    imports = [line for line in result.stderr.splitlines() if "import time:" in line]
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in imports}
+    assert result.returncode == 0 and "tyro" in loaded
     assert not HEAVY & loaded
-    assert said.stdout.strip()
+    assert result.stdout.strip()
 
 
 def test_module_is_the_command():
     call = [sys.executable, "-m", "cramming_nb.cli"]  # as torchrun starts it
-    said = subprocess.run([*call, "--version"], capture_output=True, text=True)
-    assert (said.returncode, said.stdout.strip()) == (0, version("cramming_nb"))
-    said = subprocess.run([*call, "recipes", "diff"], capture_output=True, text=True)
-    assert said.returncode == 2 and said.stderr.startswith("cram: ")
+    result = subprocess.run([*call, "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (0, version("cramming_nb"))
+    result = subprocess.run([*call, "recipes", "diff"], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("cram: ")
 
 
 def test_a_second_sigterm_finds_it_leaving():
@@ -42,15 +43,15 @@ from cramming_nb import cli
 atexit.register(signal.raise_signal, signal.SIGTERM)
 cli.parse = lambda argv: signal.raise_signal(signal.SIGTERM)
 cli.main(["run"])"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (said.returncode, said.stderr) == (143, "")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (143, "")
 
 
 def test_help_lists_every_command(tmp_path):
     for argv in (["--help"], []):
-        said = command(*argv, cwd=tmp_path)
-        assert said.code == 0
-        assert [name for name in COMMANDS if not re.search(rf"^\W*{name}\b", said.out, re.M)] == []
+        result = command(*argv, cwd=tmp_path)
+        assert result.code == 0
+        assert [name for name in COMMANDS if not re.search(rf"^\W*{name}\b", result.out, re.M)] == []
 
 
 def explained(text: str) -> dict[str, str]:
@@ -100,15 +101,15 @@ def test_help_explains_each_field_and_its_default(name, monkeypatch):
 
 
 def test_recipes_are_listed(tmp_path):
-    said = command("recipes", cwd=tmp_path)
-    assert [line.split()[0] for line in said.out.splitlines()] == list(RECIPES)
+    result = command("recipes", cwd=tmp_path)
+    assert [line.split()[0] for line in result.out.splitlines()] == list(RECIPES)
 
 
 def test_help_explains_each_field_of_a_recipe(tmp_path):
-    said = command("pretrain", "--help", cwd=tmp_path)
+    result = command("pretrain", "--help", cwd=tmp_path)
     known = flat(RECIPES["crammed-v2"])
-    told = dict(re.findall(r"^(\w+\.\w+) = (.+?)  +\S.+$", said.out, re.M))
-    assert said.code == 0 and {key: json.loads(value) for key, value in told.items()} == known
+    told = dict(re.findall(r"^(\w+\.\w+) = (.+?)  +\S.+$", result.out, re.M))
+    assert result.code == 0 and {key: json.loads(value) for key, value in told.items()} == known
     fields = command("recipes", "fields", "pocket", cwd=tmp_path).out
     assert 'schedule.lr = "wsd"' in fields and "triangle2, one_cycle" in fields
 
@@ -121,8 +122,8 @@ def test_default_of_recipes_show(tmp_path):
 def test_shown_recipe_is_the_recipe(name, tmp_path):
     (tmp_path / "my.yaml").write_text(command("recipes", "show", name, cwd=tmp_path).out)
     assert flat(load_recipe(str(tmp_path / "my.yaml"))) == flat(RECIPES[name])
-    said = command("recipes", "diff", name, "my.yaml", cwd=tmp_path)
-    assert said.code == 0 and not re.search(r"\w+\.\w+", said.out)
+    result = command("recipes", "diff", name, "my.yaml", cwd=tmp_path)
+    assert result.code == 0 and not re.search(r"\w+\.\w+", result.out)
 
 
 def test_changed_recipe_differs_in_what_was_changed(tmp_path):
@@ -130,8 +131,8 @@ def test_changed_recipe_differs_in_what_was_changed(tmp_path):
     fields["schedule"]["batch_size"] = 77
     fields["optimizer"]["betas"] = [0.9, 0.5]
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(fields))
-    said = command("recipes", "diff", "pocket", "my.yaml", cwd=tmp_path)
-    rows = {row.split()[0]: row for row in said.out.splitlines()}
+    result = command("recipes", "diff", "pocket", "my.yaml", cwd=tmp_path)
+    rows = {row.split()[0]: row for row in result.out.splitlines()}
     assert set(rows) == {"schedule.batch_size", "optimizer.betas"}
     assert rows["schedule.batch_size"].split() == ["schedule.batch_size", "32", "77"]
 
@@ -141,8 +142,8 @@ def test_changed_recipe_differs_in_what_was_changed(tmp_path):
     [("architecture.vocab_size=999", "set corpus.vocab_size"), ("corpus.decontaminate=true", "with --glue-dir")],
 )
 def test_change_that_would_do_nothing_is_refused(change, words, tiny, tmp_path):
-    said = command("data", "build", *tiny.options()[:3], "--set", change, cwd=tmp_path, cache=tiny.cache)
-    assert said.code == 2 and words in lines(said.err)[0]
+    result = command("data", "build", *tiny.options()[:3], "--set", change, cwd=tmp_path, cache=tiny.cache)
+    assert result.code == 2 and words in lines(result.err)[0]
 
 
 def test_options_set_what_they_say(tiny, tmp_path):
@@ -155,12 +156,12 @@ def test_options_set_what_they_say(tiny, tmp_path):
         "--set architecture.embedding_norm=maybe": "architecture.embedding_norm",
     }.items():
         argv = ["run", tiny.recipe, "--source", "files:nosuch", "--budget", "1ktok", *shlex.split(words)]
-        said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
-        assert said.code == 2 and len(lines(said.err)) == 1
-        assert (mistake or "nosuch") in said.err  # without a mistake, the text is the next thing to be missed
+        result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+        assert result.code == 2 and len(lines(result.err)) == 1
+        assert (mistake or "nosuch") in result.err  # without a mistake, the text is the next thing to be missed
 
 
 def test_real_process_exits_with_the_code(cram):
-    said = cram("predict", "nosuch", "a [MASK]")
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith("cram: no run 'nosuch'") and said.stderr.count("\n") == 1
+    result = cram("predict", "nosuch", "a [MASK]")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("cram: no run 'nosuch'") and result.stderr.count("\n") == 1

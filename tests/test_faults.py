@@ -82,7 +82,7 @@ def new(tiny, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def played(new, tiny, tmp_path_factory):
-    """Runs a scene of its own, after something was done to it; gives back the scene and what was said."""
+    """Runs a scene of its own, after something was done to it; gives back the scene and what was result."""
 
     def play(prepare=lambda scene: None):
         home = shutil.copytree(new, tmp_path_factory.mktemp("played") / "home")
@@ -97,16 +97,16 @@ def played(new, tiny, tmp_path_factory):
 @pytest.fixture(scope="module")
 def halfway(played) -> Path:
     """A folder with a run that was stopped after half of its steps."""
-    scene, said = played(lambda scene: scene.before("update", [STEPS // 2], terminate))
-    assert said.code == 143 and state(scene.folder)["spent"]["steps"] == STEPS // 2
-    assert lines(said.err) == ["cram: stopped and saved; the same command goes on from here"]
+    scene, result = played(lambda scene: scene.before("update", [STEPS // 2], terminate))
+    assert result.code == 143 and state(scene.folder)["spent"]["steps"] == STEPS // 2
+    assert lines(result.err) == ["cram: stopped and saved; the same command goes on from here"]
     return scene.home
 
 
 @pytest.fixture(scope="module")
 def undisturbed(played) -> Path:
-    scene, said = played()
-    assert said.code == 0
+    scene, result = played()
+    assert result.code == 0
     return scene.folder
 
 
@@ -120,10 +120,10 @@ def stopped(halfway, tiny, tmp_path, monkeypatch) -> Scene:
     return Scene(shutil.copytree(halfway, tmp_path / "home"), tiny.recipe, monkeypatch)
 
 
-def one_line(said, *words: str):
+def one_line(result, *words: str):
     """Exit code 2 and one line with all the words, beside progress bars and what the run says of itself."""
-    (line,) = [line for line in lines(said.err) if line.startswith("cram: ")]
-    assert said.code == 2 and "Traceback" not in said.err
+    (line,) = [line for line in lines(result.err) if line.startswith("cram: ")]
+    assert result.code == 2 and "Traceback" not in result.err
     assert not [word for word in words if word not in line], line
 
 
@@ -175,13 +175,13 @@ def test_harm_between_stop_and_resume(what, stopped, undisturbed):
     harm, words, mend = what
     harm(stopped)
     before = contents(stopped.home)
-    said = stopped.run()
+    result = stopped.run()
     if words:
-        one_line(said, *words)
+        one_line(result, *words)
         assert contents(stopped.home) == before  # nothing was trained on what is not what it was
         mend(stopped)
-        said = stopped.run()
-    assert said.code == 0, said.err
+        result = stopped.run()
+    assert result.code == 0, result.err
     assert learned(stopped.folder) == learned(undisturbed)
 
 
@@ -191,10 +191,10 @@ def test_every_change_is_named(stopped, undisturbed):
     before = contents(stopped.home)
     argv = ["pretrain", stopped.recipe, "--source", "files:other.jsonl", "--budget", "1ktok", "--seed", "1"]
     more = ["--name", "run", "--set", *SET, "schedule.batch_size=16", "optimizer.lr=0.1"]
-    said = command(*argv, *more, cwd=stopped.home, cache=stopped.cache)
+    result = command(*argv, *more, cwd=stopped.home, cache=stopped.cache)
     differences = ["schedule.batch_size 8 -> 16", "optimizer.lr 0.003 -> 0.1", "seed 0 -> 1"]
     differences += [f"budget '{TOKENS}tok' -> '1ktok'", "source 'files:tiny.jsonl' -> 'files:other.jsonl'"]
-    one_line(said, *differences, "choose another --name")
+    one_line(result, *differences, "choose another --name")
     assert contents(stopped.home) == before
     assert stopped.run().code == 0
     assert learned(stopped.folder) == learned(undisturbed)
@@ -245,9 +245,9 @@ def test_disk_refuses_a_checkpoint_on_the_way(spoil, scene, undisturbed):
     spoil(lambda state: state["spent"]["steps"] == 6)
     kept = []
     scene.before("update", [16], lambda _: kept.extend(path.name for path in scene.folder.glob("checkpoints/step-*")))
-    said = scene.run()
-    told = [line for line in lines(said.out) if "could not be written" in line]
-    assert said.code == 0 and len(told) == 1, told
+    result = scene.run()
+    told = [line for line in lines(result.out) if "could not be written" in line]
+    assert result.code == 0 and len(told) == 1, told
     assert "training goes on, the next one is tried at its time" in told[0]
     assert kept and min(kept) > "step-00000006"  # those that came after were saved
     assert hidden(scene.folder) == []
@@ -277,9 +277,9 @@ def test_disk_refuses_the_checkpoint_of_a_run_that_is_stopped(spoil, scene, undi
 def test_disk_refuses_the_log(disk, scene, undisturbed):
     """A log line that cannot be written is no reason to end; the last checkpoint, which cannot be either, is."""
     scene.before("update", [14], lambda _: disk(100))
-    said = scene.run()
+    result = scene.run()
     disk(0)
-    assert said.code == 2 and "make room" in lines(said.err)[-1]
+    assert result.code == 2 and "make room" in lines(result.err)[-1]
     assert 6 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < 15
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
@@ -313,8 +313,8 @@ def test_wall_clock_that_jumps_backwards(scene):
     really = time.time
     scene.before("update", [5], lambda _: scene.patch.setattr(time, "time", lambda: really() - 20))
     begun = time.perf_counter()
-    said = scene.run(budget="1s")
-    assert said.code == 0 and time.time() < really() - 15 and time.perf_counter() - begun < 10
+    result = scene.run(budget="1s")
+    assert result.code == 0 and time.time() < really() - 15 and time.perf_counter() - begun < 10
     found, told = scene.outcome(), [line["seconds"] for line in read_log(scene.folder / "log.jsonl")]
     assert told == sorted(told) and 1 <= found["spent"]["seconds"] < 2
     assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
@@ -341,11 +341,11 @@ def test_gradient_that_is_not_finite_is_skipped(scene):
 
 def test_gradient_that_is_not_finite_ends_the_run(scene):
     scene.before("update", [8], poison)
-    said = scene.run("training.nonfinite=stop")
-    assert said.code == 0 and "given up: a gradient was not finite" in said.out
+    result = scene.run("training.nonfinite=stop")
+    assert result.code == 0 and "stopped early: a gradient was not finite" in result.out
     found = scene.outcome()
     assert found["spent"]["steps"] == 8 and found["skipped_steps"] == 1 and all_finite(scene.folder)
-    assert scene.run("training.nonfinite=stop").out == said.out  # and stays ended
+    assert scene.run("training.nonfinite=stop").out == result.out  # and stays ended
 
 
 def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
@@ -364,9 +364,9 @@ def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
 
 def test_gradient_that_is_never_finite_again_ends_the_run(scene):
     scene.before("update", range(11, 1000), poison)
-    said = scene.run("training.nonfinite=rollback")
+    result = scene.run("training.nonfinite=rollback")
     found = scene.outcome()
-    assert said.code == 0 and "5 returns to a checkpoint did not help" in said.out
+    assert result.code == 0 and "5 returns to a checkpoint did not help" in result.out
     assert found["returns"] == 5 and found["stopped"] and all_finite(scene.folder)
     told = [line["rate"] for line in read_log(scene.folder / "log.jsonl") if "rate" in line]
     assert told == [2**-n for n in range(1, 6)]
@@ -400,7 +400,7 @@ def memory_for(scene: Scene, rows: int, first: int = 1, looks: bool = False):
     scene.patch.setattr(Trainer, "loss", loss)
 
 
-MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is said)
+MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is logged)
     "in the probe": (0, 4, 1, []),
     "in the probe, but for one row": (0, 1, 1, []),
     "after the probe": (0, 4, 20, ["at 8 rows at a time; 4 from now on"]),
@@ -413,9 +413,9 @@ MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, fr
 def test_memory_runs_out(what, scene, undisturbed):
     asked, rows, first, told = what
     memory_for(scene, rows, first)
-    said = scene.run(f"training.micro_batch_size={asked}")
-    assert said.code == 0, said.err
-    assert [line for line in lines(said.out) if "memory" in line] == [f"memory ran out {words}" for words in told]
+    result = scene.run(f"training.micro_batch_size={asked}")
+    assert result.code == 0, result.err
+    assert [line for line in lines(result.out) if "memory" in line] == [f"memory ran out {words}" for words in told]
     found, whole = scene.outcome(), json.loads((undisturbed / "pretraining.json").read_text())
     assert found["micro_batch_size"] == rows
     for name in ("tokens", "heldout_loss"):
@@ -472,8 +472,8 @@ def test_sigterm_at_any_time(what, scene, undisturbed):
     fault, codes = what
     with pytest.MonkeyPatch.context() as scene.patch:
         fault(scene)
-        said = scene.run("training.micro_batch_size=0")
-    assert said.code in codes and len([line for line in lines(said.err) if line.startswith("cram: ")]) <= 1
+        result = scene.run("training.micro_batch_size=0")
+    assert result.code in codes and len([line for line in lines(result.err) if line.startswith("cram: ")]) <= 1
     assert hidden(scene.home) == []
     assert scene.run("training.micro_batch_size=0").code == 0
     assert learned(scene.folder) == learned(undisturbed)
@@ -500,9 +500,9 @@ def test_text_changed_between_stop_and_resume(stopped, undisturbed):
     was = stopped.text.read_text()
     stopped.text.write_text(was.replace("garden", "harbor"))
     before = contents(stopped.folder)
-    said = stopped.run()
-    assert contents(stopped.folder) == before, said.out
-    one_line(said, "tiny.jsonl")
+    result = stopped.run()
+    assert contents(stopped.folder) == before, result.out
+    one_line(result, "tiny.jsonl")
 
 
 def test_recipe_gone_does_not_let_another_run_in(stopped, undisturbed):
@@ -520,15 +520,15 @@ def test_full_disk_under_way_does_not_end_the_run(disk, scene, undisturbed):
     """The log is written every second, checkpoints every ten minutes: a full disk is met by the log first."""
     scene.before("update", [11], lambda _: disk(100))
     scene.before("update", [14], lambda _: disk(0))
-    said = scene.run()
-    assert said.code == 0, said.err
+    result = scene.run()
+    assert result.code == 0, result.err
     assert learned(scene.folder) == learned(undisturbed)
 
 
 def test_memory_runs_out_in_a_look(scene, undisturbed):
     memory_for(scene, 4, looks=True)
-    said = scene.run("training.micro_batch_size=8")
-    assert said.code == 0, said.err
+    result = scene.run("training.micro_batch_size=8")
+    assert result.code == 0, result.err
     whole = json.loads((undisturbed / "pretraining.json").read_text())
     assert scene.outcome()["heldout_loss"] == pytest.approx(whole["heldout_loss"], abs=1e-4)
 
@@ -540,29 +540,29 @@ def test_memory_for_not_one_row(asked, first, scene):
 
 
 def test_loss_that_is_not_a_number_is_hopeless(scene):
-    said = scene.run("optimizer.lr=1e30", "training.early_stop_loss=4")
-    assert said.code == 0 and "given up" in said.out
+    result = scene.run("optimizer.lr=1e30", "training.early_stop_loss=4")
+    assert result.code == 0 and "stopped early" in result.out
     assert "NaN" not in (scene.folder / "pretraining.json").read_text()
 
 
 @pytest.mark.parametrize("policy, words", [("stop", "a gradient was not finite"), ("rollback", "")])
 def test_last_gradient_that_is_not_finite(policy, words, scene):
     scene.before("update", [STEPS], poison)
-    said = scene.run(f"training.nonfinite={policy}")
-    assert words in said.out and scene.outcome()["returns"] == (policy == "rollback")
+    result = scene.run(f"training.nonfinite={policy}")
+    assert words in result.out and scene.outcome()["returns"] == (policy == "rollback")
 
 
 def test_run_that_has_no_checkpoint_goes_back_to_its_beginning(scene):
     scene.before("update", [2], poison)
-    said = scene.run("training.nonfinite=rollback")
-    assert "given up" not in said.out and scene.outcome()["returns"] == 1
+    result = scene.run("training.nonfinite=rollback")
+    assert "stopped early" not in result.out and scene.outcome()["returns"] == 1
 
 
 def test_return_to_a_checkpoint_while_the_disk_refuses(scene, spoil):
     spoil(lambda state: state["spent"]["steps"] == 9)
     scene.before("update", [11], poison)
-    said = scene.run("training.nonfinite=rollback")
-    assert said.code == 0, said.err
+    result = scene.run("training.nonfinite=rollback")
+    assert result.code == 0, result.err
     assert scene.outcome()["returns"] == 1
 
 
@@ -570,9 +570,9 @@ def test_sigterm_in_the_last_look_ends_the_whole_job(scene):
     reached = []
     scene.patch.setattr(cramming_nb.run, "glue_run", lambda *a: reached.append(a) or [])
     during_last_look(scene)
-    said = scene.run(verb="run")
-    assert said.code == 143 and not reached
-    assert lines(said.err)[-1] == "cram: stopped and saved; the same command goes on from here"
+    result = scene.run(verb="run")
+    assert result.code == 143 and not reached
+    assert lines(result.err)[-1] == "cram: stopped and saved; the same command goes on from here"
 
 
 def test_process_lost_while_gradients_are_added_up(scene, undisturbed):

@@ -1,13 +1,18 @@
 """Lists of runs: what has a record is left alone, several processes share one list, and a killed lab goes on."""
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Killable, command
+from conftest import Killable, command, lines
 
 from cramming_nb.budget import Budget
 from cramming_nb.experiments import Entry, plan, read_list
@@ -49,13 +54,13 @@ def beginnings(folder: Path) -> int:
 
 def test_what_has_a_record_is_only_read(lab):
     lab.write(dict(name="slow", seeds=[0, 1], set={"optimizer.lr": 0.001}), dict(name="fast"))
-    said = lab()
-    assert said.code == 0, said.err
+    result = lab()
+    assert result.code == 0, result.err
     found = lab.records()
     assert [(r.recipe["name"], r.seed) for r in found] == [("fast", 0), ("slow", 0), ("slow", 1)]
-    assert len({r.key for r in found}) == 3 and all(r.name in said.out for r in found)
+    assert len({r.key for r in found}) == 3 and all(r.name in result.out for r in found)
     before = {path: path.stat().st_mtime_ns for path in lab.runs.rglob("record.json")}
-    assert lab().out == said.out
+    assert lab().out == result.out
     assert {path: path.stat().st_mtime_ns for path in lab.runs.rglob("record.json")} == before
 
 
@@ -69,8 +74,8 @@ def test_one_entry_by_name(lab):
 def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
     assert lab.write({})().code == 0
     (bare,) = lab.records()
-    said = lab.write(dict(finetune_seeds=2, glue_dir=str(glue)))()
-    assert said.code == 0, said.err
+    result = lab.write(dict(finetune_seeds=2, glue_dir=str(glue)))()
+    assert result.code == 0, result.err
     (full,) = lab.records()
     assert bare.results == [] and bare.pretraining == full.pretraining
     assert sorted((r["task"], r["init"], r["seed"]) for r in full.results) == sorted(
@@ -94,17 +99,17 @@ def test_scores_on_other_rows_take_the_place_of_the_old(lab, glue):
     assert others[0] == others[1] and len(others[0]) == 8
 
 
-def test_a_rated_budget_is_the_same_whatever_the_machine_does(lab):
-    lab.write(dict(name="one", rated=True, budget="1s"))
+def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab):
+    lab.write(dict(name="one", throughput_normalised=True, budget="1s"))
     rates = lab.home / "rates.json"
     pace = {"corpus.seq_length": 32, "architecture.max_length": 64, "architecture.hidden_size": 32}
     assert lab().code == 0
     (measured,) = json.loads(rates.read_text())
     assert pace.items() <= measured["pace"].items() and measured["tokens_per_second"] > 0
     rates.write_text(json.dumps([measured | dict(tokens_per_second=3000)]))
-    assert (
-        lab.write(dict(name="two", rated=True, budget="1s"), dict(name="three", rated=True, budget="0.5s"))().code == 0
-    )
+    two = dict(name="two", rated=True, budget="1s")  # the field's name in older lists
+    three = dict(name="three", throughput_normalised=True, budget="0.5s")
+    assert lab.write(two, three)().code == 0
     found = {r.recipe["name"]: r for r in lab.records()}
     assert (found["two"].budget, found["three"].budget) == ("1s@3000tok/s", "0.5s@3000tok/s")
     assert 3000 <= found["two"].pretraining["spent"]["tokens"] < 3000 + 256
@@ -136,17 +141,80 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab):
 
 def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
     lab.write({}, dict(source="files:nothing-*.txt", name="lost"))
-    said = cram("lab", "list.yaml", "--jobs", "2")  # with all that its processes say
-    assert said.returncode == 2 and "Traceback" not in said.stderr
-    assert "nothing-*.txt" in said.stderr and "the same command goes on" in said.stderr
+    result = cram("lab", "list.yaml", "--jobs", "2")  # with all that its processes say
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "nothing-*.txt" in result.stderr and "the same command goes on" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on two cores of this machine; gives the address at which other processes find it."""
+    import ray
+
+    for attempt in range(4):
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+            break
+        except Exception as error:  # Ray waits half a minute for its processes: too short on a busy machine
+            ray.shutdown()
+            if attempt == 3 or "timed out during startup" not in str(error):
+                raise
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ray_executes_a_list(lab, cluster):
+    shutil.copy(lab.tiny.text, lab.home)
+    lab.write(dict(name="slow", source="files:tiny.jsonl", set={"optimizer.lr": 0.001}), dict(name="fast"))
+    result = lab("--engine", "ray")
+    assert result.code == 0, result.err
+    assert "2 of 2 runs to do, 1 at a time" in result.err
+    records = lab.records()
+    assert [r.recipe["name"] for r in records] == ["fast", "slow"] and all(r.name in result.out for r in records)
+    corpora = {path.parent.name for path in lab.tiny.cache.glob("corpus-*/manifest.json")}
+    assert len(corpora) >= 2 and not list(lab.home.rglob("manifest.json"))  # in the user's cache folder
+    before = {path: path.stat().st_mtime_ns for path in lab.runs.rglob("*") if path.is_file()}
+    assert lab("--engine", "ray", "--jobs", "2").out == result.out
+    assert {path: path.stat().st_mtime_ns for path in lab.runs.rglob("*") if path.is_file()} == before
+    lab.write({}, dict(source="files:nothing-*.txt", name="lost"))
+    result = lab("--engine", "ray", "--jobs", "2")
+    (line,) = [line for line in lines(result.err) if line.startswith("cram: ")]
+    assert result.code == 2 and "1 of 2 runs failed (lost-" in line and "nothing-*.txt" in line
+    assert "tiny" in [r.recipe["name"] for r in lab.records()]  # the other one was finished
+
+
+def test_a_stopped_lab_on_ray_saves_its_runs_and_goes_on(lab, cluster):
+    lab.write(dict(seeds=[0, 1], budget="200ktok"))
+    call = [sys.executable, "-m", "cramming_nb.cli", "lab", "list.yaml", "--engine", "ray", "--jobs", "2"]
+    env = {**os.environ, "CRAM_CACHE": str(lab.tiny.cache), "RAY_ADDRESS": cluster}
+    process = subprocess.Popen(call, cwd=lab.home, env=env, stderr=subprocess.PIPE, text=True)
+    while not any(beginnings(path.parent) for path in lab.runs.glob("*/log.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143, process.stderr.read()
+    assert len(lab.records()) < 2 and list(lab.runs.glob("*/checkpoints/step-*"))
+    for folder in lab.runs.iterdir():
+        with lock(folder):  # refused while another process is at work on the run
+            pass
+    assert lab().code == 0
+    assert [r.seed for r in lab.records()] == [0, 1]
+
+
+def test_ray_that_is_not_installed_is_asked_for(lab, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = lab.write({})("--engine", "ray")
+    assert result.code == 2 and "pip install 'cramming_nb[ray]'" in result.err
+    assert len(lines(result.err)) == 1 and not lab.records()
 
 
 def test_entries_of_one_name_have_speeds_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "cramming_nb.experiments.rates_of", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
+        "cramming_nb.experiments.throughputs", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
     )
     entries = [
-        Entry("pocket", name="x", rated=True, budget=budget, set={"architecture.num_layers": layers})
+        Entry("pocket", name="x", throughput_normalised=True, budget=budget, set={"architecture.num_layers": layers})
         for budget, layers in (("1m", 2), ("2m", 8))
     ]
     assert [run.budget for run in plan(entries, tmp_path)] == ["1m@2000tok/s", "2m@8000tok/s"]
@@ -163,8 +231,8 @@ def test_the_list_for_a_gpu_is_a_list_of_runs_each_with_a_prediction():
     text = path.read_text().splitlines()
     for number, line in enumerate(text):
         if line.startswith("- "):
-            said = text[number - 1]
-            assert said.startswith("# Predicted: ") and any(c.isdigit() for c in said), line
+            comment = text[number - 1]
+            assert comment.startswith("# Predicted: ") and any(c.isdigit() for c in comment), line
     ids = set(re.findall(r"\b[A-Z]\d+[a-z]?\b", " ".join(re.findall(r"Claims? (.+?)\.$", "\n".join(text), re.M))))
     known = {row["id"] for row in yaml.safe_load((path.parents[1] / "claims.yaml").read_text())}
     assert ids and ids <= known

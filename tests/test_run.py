@@ -86,13 +86,14 @@ def test_log_says_what_the_run_did(finished, record):
 
 def test_hopeless_run_is_given_up(tiny, tmp_path):
     argv = ["run", *tiny.options(), "--name", "first", "--set", "optimizer.lr=0", "training.early_stop_loss=4"]
-    said = command(*argv, cwd=tmp_path, cache=tiny.cache)
+    result = command(*argv, cwd=tmp_path, cache=tiny.cache)
     found = RunRecord.read(tmp_path / "runs" / "first" / "record.json")
-    assert said.code == 0 and re.search(r"given up: held-out loss \d\.\d+ after \d+% of the budget, above 4", said.out)
+    line = r"stopped early: held-out loss \d\.\d+ after \d+% of the budget, above 4"
+    assert result.code == 0 and re.search(line, result.out)
     assert found.results == [] and found.pretraining["stopped"]
     assert found.pretraining["spent"]["tokens"] < 20_000 / 2
     assert found.pretraining["curve"][-1]["fraction"] >= found.recipe["training"]["early_stop_at"]
-    assert command(*argv, cwd=tmp_path, cache=tiny.cache).out == said.out
+    assert command(*argv, cwd=tmp_path, cache=tiny.cache).out == result.out
 
 
 def test_tensorboard_is_told_what_the_log_is(tiny, tmp_path):
@@ -167,8 +168,8 @@ def test_markdown_report_escapes(count, record):
 
 def test_same_command_again_changes_nothing(finished):
     before = {path: path.stat().st_mtime_ns for path in finished.home.rglob("*")}
-    said = finished.command("run", *finished.tiny.options(), "--name", "first")
-    assert (said.code, said.out) == (0, finished.said.out)
+    result = finished.command("run", *finished.tiny.options(), "--name", "first")
+    assert (result.code, result.out) == (0, finished.said.out)
     assert {path: path.stat().st_mtime_ns for path in finished.home.rglob("*")} == before
 
 
@@ -190,9 +191,9 @@ CHANGED = {
 def test_another_run_under_the_same_name_is_refused(what, finished):
     more, words = what
     before = contents(finished.home)
-    said = finished.command("run", *finished.tiny.options(), "--name", "first", *more)
-    assert (said.code, len(lines(said.err))) == (2, 1)
-    assert words in said.err and "--name" in said.err
+    result = finished.command("run", *finished.tiny.options(), "--name", "first", *more)
+    assert (result.code, len(lines(result.err))) == (2, 1)
+    assert words in result.err and "--name" in result.err
     assert contents(finished.home) == before
 
 
@@ -200,14 +201,14 @@ def test_another_text_under_the_same_name_is_refused(finished, tmp_path):
     text = tmp_path / "other.jsonl"
     shutil.copy(finished.tiny.text, text)
     argv = [finished.tiny.recipe, "--source", f"files:{text}", "--budget", "20ktok"]
-    said = finished.command("run", *argv, "--name", "first")
-    assert said.code == 2 and "other.jsonl" in said.err
+    result = finished.command("run", *argv, "--name", "first")
+    assert result.code == 2 and "other.jsonl" in result.err
 
 
 def test_pretrain_on_a_finished_run_only_reads_it(finished, record):
     before = contents(finished.home)
-    said = finished.command("pretrain", *finished.tiny.options(), "--name", "first")
-    assert said.code == 0 and f"{record.pretraining['heldout_loss']:.3f} nats" in said.out
+    result = finished.command("pretrain", *finished.tiny.options(), "--name", "first")
+    assert result.code == 0 and f"{record.pretraining['heldout_loss']:.3f} nats" in result.out
     assert contents(finished.home) == before
 
 
@@ -226,10 +227,10 @@ TWO = "The [MASK] keeps the [MASK]."
 
 
 def test_predict(finished):
-    said = finished.command("predict", "first", TWO, "--top", "3")
-    assert said.code == 0 and [len(mask) for mask in guesses(said.out)] == [3, 3]
-    assert f"{TWO}  (mask 2 of 2)" in said.out.splitlines()
-    for mask in guesses(said.out):
+    result = finished.command("predict", "first", TWO, "--top", "3")
+    assert result.code == 0 and [len(mask) for mask in guesses(result.out)] == [3, 3]
+    assert f"{TWO}  (mask 2 of 2)" in result.out.splitlines()
+    for mask in guesses(result.out):
         chances = [chance for _, chance in mask]
         assert chances == sorted(chances, reverse=True) and sum(chances) <= 100.1
 
@@ -238,20 +239,20 @@ def test_predict_by_folder_by_export_and_by_checkpoint_is_the_same(a_copy):
     found = [a_copy.command("predict", name, TWO) for name in ("first", "runs/first", "runs/first/export")]
     shutil.rmtree(a_copy.folder / "export")
     found.append(a_copy.command("predict", "first", TWO))
-    assert [(said.code, said.out) for said in found] == [(0, found[0].out)] * 4
+    assert [(result.code, result.out) for result in found] == [(0, found[0].out)] * 4
     shutil.rmtree(a_copy.folder / "checkpoints")
-    said = a_copy.command("predict", "first", TWO)
-    assert (said.code, len(lines(said.err))) == (2, 1) and "no checkpoint yet; run `cram pretrain`" in said.err
+    result = a_copy.command("predict", "first", TWO)
+    assert (result.code, len(lines(result.err))) == (2, 1) and "no checkpoint yet; run `cram pretrain`" in result.err
 
 
 def test_predict_several_texts_or_lines(finished, monkeypatch):
     texts = [TWO, "The old [MASK]."]
-    said = finished.command("predict", "first", *texts)
+    result = finished.command("predict", "first", *texts)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([texts[0], "", texts[1]])))
-    assert said.code == 0 and len(guesses(said.out)) == 3
-    assert finished.command("predict", "first").out == said.out
-    said = finished.command("predict", "first", *texts, "nothing to fill")
-    assert (said.code, said.out, len(lines(said.err))) == (2, "", 1) and "nothing to fill" in said.err
+    assert result.code == 0 and len(guesses(result.out)) == 3
+    assert finished.command("predict", "first").out == result.out
+    result = finished.command("predict", "first", *texts, "nothing to fill")
+    assert (result.code, result.out, len(lines(result.err))) == (2, "", 1) and "nothing to fill" in result.err
 
 
 def test_export_again(a_copy):
@@ -259,8 +260,8 @@ def test_export_again(a_copy):
     shutil.rmtree(a_copy.folder / "export")
     assert a_copy.command("export", "first").code == 0
     assert contents(a_copy.folder) == before
-    said = a_copy.command("export", "first", "--to", "mine/model")
-    assert said.code == 0 and said.out.strip() == "mine/model"
+    result = a_copy.command("export", "first", "--to", "mine/model")
+    assert result.code == 0 and result.out.strip() == "mine/model"
     assert contents(a_copy.home / "mine" / "model") == contents(a_copy.folder / "export")
 
 
@@ -268,53 +269,54 @@ def test_report_again(a_copy):
     before = {name: (a_copy.folder / name).read_text() for name in ("report.html", "report.md")}
     for name in before:
         (a_copy.folder / name).unlink()
-    said = a_copy.command("report", "runs/first")  # a folder will do for a name
-    assert said.code == 0 and "report.html" in said.out
+    result = a_copy.command("report", "runs/first")  # a folder will do for a name
+    assert result.code == 0 and "report.html" in result.out
     assert Page((a_copy.folder / "report.html").read_text()).text == Page(before["report.html"]).text
     assert (a_copy.folder / "report.md").read_text() == before["report.md"]
-    said = a_copy.command("report", "first", "--markdown")
-    assert (said.code, said.out) == (0, before["report.md"])
+    result = a_copy.command("report", "first", "--markdown")
+    assert (result.code, result.out) == (0, before["report.md"])
 
 
 def test_report_of_several(a_copy):
     there = contents(a_copy.home)
     shutil.copy(a_copy.folder / "record.json", a_copy.home / "other.json")
     (a_copy.home / "bad.json").write_text((a_copy.folder / "record.json").read_text()[:999])
-    said = a_copy.command("report", "first", "other.json", "bad.json", "nosuch")
-    assert said.code == 0 and [line.startswith("cram: left out: ") for line in lines(said.err)] == [True, True]
-    assert "bad.json" in lines(said.err)[0] and "nosuch" in lines(said.err)[1]
+    result = a_copy.command("report", "first", "other.json", "bad.json", "nosuch")
+    assert result.code == 0 and [line.startswith("cram: left out: ") for line in lines(result.err)] == [True, True]
+    assert "bad.json" in lines(result.err)[0] and "nosuch" in lines(result.err)[1]
     assert {name: text for name, text in contents(a_copy.home).items() if name in there} == there
     page = Page((a_copy.home / "report.html").read_text())
     assert page.open == [] and page.text.count("20ktok") >= 4
     assert (a_copy.home / "report.md").read_text().startswith("# 1: tiny, 20ktok, seed 0 beside 2: tiny, 20ktok")
-    said = a_copy.command("report", "first", "other.json", "--to", "mine.md")
-    assert said.code == 0 and (a_copy.home / "mine.md").read_text() == (a_copy.home / "report.md").read_text()
+    result = a_copy.command("report", "first", "other.json", "--to", "mine.md")
+    assert result.code == 0 and (a_copy.home / "mine.md").read_text() == (a_copy.home / "report.md").read_text()
     for argv in (["bad.json"], ["bad.json", "nosuch"], ["first", "--to", "mine.pdf"], []):
-        said = a_copy.command("report", *argv)
-        assert said.code == 2 and all(line.startswith("cram: ") for line in lines(said.err)), argv
-        assert len(lines(said.err)) == (3 if len(argv) == 2 and "first" not in argv else 1)
+        result = a_copy.command("report", *argv)
+        assert result.code == 2 and all(line.startswith("cram: ") for line in lines(result.err)), argv
+        assert len(lines(result.err)) == (3 if len(argv) == 2 and "first" not in argv else 1)
 
 
 def test_glue_on_probes_finds_what_is_there(finished):
     before = contents(finished.home)
-    said = finished.command("glue", "first")
-    assert said.code == 0 and said.out.strip() in finished.said.out
+    result = finished.command("glue", "first")
+    assert result.code == 0 and result.out.strip() in finished.said.out
     assert contents(finished.home) == before
 
 
 def test_glue_folder_on_a_pretrained_run(a_copy, glue):
-    said = a_copy.command("glue", "first", "--glue-dir", glue, "--finetune-seeds", "2")
-    assert said.code == 0, said.err
-    assert "3 of 9 GLUE numbers" in said.out
-    assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", said.out, re.M)
-    assert len(re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", said.out)) == 10  # three medians and two means, with intervals
+    result = a_copy.command("glue", "first", "--glue-dir", glue, "--finetune-seeds", "2")
+    assert result.code == 0, result.err
+    assert "3 of 9 GLUE numbers" in result.out
+    assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", result.out, re.M)
+    with_intervals = re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", result.out)
+    assert len(with_intervals) == 10  # three medians and two means
 
 
 def test_run_with_a_glue_folder(a_copy, glue):
     for name in ("record.json", "report.html"):
         (a_copy.folder / name).unlink()
-    said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
-    assert said.code == 0 and "3 of 9 GLUE numbers" in said.out
+    result = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
+    assert result.code == 0 and "3 of 9 GLUE numbers" in result.out
     record = RunRecord.read(a_copy.folder / "record.json")
     assert {r["task"] for r in record.results} == {"cola", "stsb", "rte"}
     assert {r["train_rows"] for r in record.results} == {24}
@@ -322,11 +324,11 @@ def test_run_with_a_glue_folder(a_copy, glue):
 
 
 def test_finished_run_does_not_ignore_another_glue_folder(a_copy, glue):
-    said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
-    if said.code == 0:
-        assert "3 of 9 GLUE numbers" in said.out
+    result = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue)
+    if result.code == 0:
+        assert "3 of 9 GLUE numbers" in result.out
     else:
-        assert (said.code, len(lines(said.err))) == (2, 1) and "--glue-dir" in said.err
+        assert (result.code, len(lines(result.err))) == (2, 1) and "--glue-dir" in result.err
 
 
 def test_scores_belong_to_the_rows_they_were_made_on(a_copy, glue):
@@ -339,14 +341,14 @@ def test_scores_belong_to_the_rows_they_were_made_on(a_copy, glue):
 
 def test_corpus_is_built_once(finished, tmp_path):
     before = contents(finished.tiny.cache)
-    said = command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache)
-    assert said.code == 0 and "[SEP]" in said.out and "| filter | 241 | 240 |" in said.out
+    result = command("data", "inspect", *finished.tiny.options()[:3], cwd=tmp_path, cache=finished.tiny.cache)
+    assert result.code == 0 and "[SEP]" in result.out and "| filter | 241 | 240 |" in result.out
     after = contents(finished.tiny.cache)
     assert [name for name in after.keys() - before.keys() if not name.endswith("inspect.png")] == []
     assert after | before == after
 
 
 def test_same_rows_from_another_build(finished, record, tmp_path):
-    said = command("data", "build", *finished.tiny.options()[:3], "--data-dir", tmp_path / "mine", cwd=tmp_path)
+    result = command("data", "build", *finished.tiny.options()[:3], "--data-dir", tmp_path / "mine", cwd=tmp_path)
     (manifest,) = (tmp_path / "mine").glob("corpus-*/manifest.json")
-    assert said.code == 0 and json.loads(manifest.read_text())["files"] == record.corpus["files"]
+    assert result.code == 0 and json.loads(manifest.read_text())["files"] == record.corpus["files"]
