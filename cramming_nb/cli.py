@@ -570,8 +570,8 @@ def suggestion(frame: str) -> str:
 
     It follows the words "Perhaps you meant:", or "Arguments similar to --sourse:".
     """
-    found = re.search(r"(?:Perhaps you meant|Arguments similar to \S+):[\s│]*(--[\w-]+)", frame)
-    return found[1] if found else ""
+    match = re.search(r"(?:Perhaps you meant|Arguments similar to \S+):[\s│]*(--[\w-]+)", frame)
+    return match[1] if match else ""
 
 # %% ../nbs/18_cli.ipynb #3b0e43f2
 DESCRIPTION = """Train a language model from scratch within a budget, and measure how good it is.

@@ -87,7 +87,7 @@ RECIPE = "run {bad}/%s --source files:{text} --budget 1ktok"
 BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would be right)
     "command": ("rnu", "rnu", "cram --help"),
     "option": (f"{RUN} --sourse x", "--sourse", "did you mean --source?"),
-    "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "did you mean --see"),
+    "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "did you mean --s"),
     "option without value": (f"{RUN} --seed", "--seed", "cram run --help"),
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
