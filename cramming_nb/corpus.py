@@ -114,12 +114,13 @@ class Encoder:
         self.table, self.pieces = WordTable(), WordPieces(self.tokenizer)
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token ids of all texts, int32 [tokens], end to end; and for each text, int64 [texts],
-        the number of its tokens and what the filter counts for it."""
+        """Token ids of all texts, int32 [tokens], end to end, and two numbers for each, int64
+        [texts]: the number of its tokens, and what the filter counts for it."""
         if len(self.table.numbers) > self.max_words:
             self.clear()
-        words, ends = self.table.number(texts)
-        new_words = itertools.islice(self.table.numbers, len(self.pieces.lengths), None)
+        words, ends = self.table.number(texts)  # a number for each word; where each text ends
+        num_known = len(self.pieces.lengths)
+        new_words = itertools.islice(self.table.numbers, num_known, None)
         self.pieces.extend(list(new_words))
         def per_text(per_word: np.ndarray) -> np.ndarray:
             sums = np.cumsum(per_word[words])
