@@ -34,7 +34,8 @@ from cramming_nb.architecture import (
 from .budget import UserError
 from .corpus import CorpusConfig, get_corpus
 from .data import documents
-from .glue import FineTuner, Protocol, TaskData, finetuning_bytes, plan_workers
+from .finetuning import FineTuner, finetuning_bytes, plan_workers
+from .glue import Protocol, TaskData
 from cramming_nb.hardware import (
     DTYPES, Device, Hardware, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate,
 )

@@ -260,7 +260,7 @@ class Glue(OnRun):
 
     def write_submission(self, results: list[dict], archive: Path):
         "Write the archive for the benchmark's server, and say what the server will object to."
-        objections = chapters.glue.write_submission(results, archive)
+        objections = chapters.scores.write_submission(results, archive)
         for objection in objections:
             print(f"- {objection}")
         verdict = "; the server will refuse it for the above" if objections else ", and in order"
@@ -485,7 +485,7 @@ class BenchGlue(Measure):
         tasks = chapters.glue.load_glue(self.glue_dir) if self.glue_dir else {}
         recipe = chapters.recipes.load_recipe("pocket")
         corpus = chapters.corpus.get_corpus("machine", recipe.corpus)
-        tasks = tasks or chapters.glue.probe_tasks(corpus.probe_documents())
+        tasks = tasks or chapters.probes.probe_tasks(corpus.probe_documents())
         tokenizer = str(corpus.folder / "tokenizer.json")
         self.show(chapters.bench.bench_glue(
             recipe.architecture, tokenizer, tasks, self.steps, self.rounds))

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from .architecture import ACTIVATIONS, Architecture, MaskedLM, ffn_widths
 from .budget import UserError
 from .checkpoint import load_checkpoint
-from .glue import ScoreTable
 from .optimizer import evaluation_weights
 from .records import RunRecord, Table, plain
+from .scores import ScoreTable
 from .stages import atomic_write
 from .tokenizer import CLS, PAD, SEP, save_tokenizer
 

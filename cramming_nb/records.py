@@ -20,9 +20,10 @@ from types import NoneType
 import matplotlib.pyplot as plt
 import numpy as np
 from .budget import UserError
-from .glue import NINE, PAPER_SCORES, TASKS, ScoreTable, compare
+from .glue import NINE, PAPER_SCORES, TASKS
 from .hardware import Hardware
 from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
+from .scores import ScoreTable, compare
 
 # %% ../nbs/13_records.ipynb #887c847e
 def record_key(recipe: dict, budget: str, seed: int, corpus: dict) -> str:

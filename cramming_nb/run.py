@@ -20,11 +20,13 @@ from .checkpoint import lock, write_text
 from .corpus import Corpus, get_corpus
 from .data import cache_dir
 from .export import export_model, fill_mask, load_model
-from .glue import (
-    PROBES, PROTOCOLS, ScoreTable, TaskData, evaluate, load_glue, probe_tasks)
+from .finetuning import evaluate
+from .glue import PROTOCOLS, TaskData, load_glue
 from .hardware import DTYPES, Hardware, matrix_rate
+from .probes import PROBES, probe_tasks
 from .recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, record_key, report
+from .scores import ScoreTable
 from .training import (
     ProcessGroup, Trainer, estimated_seconds, pretrain, should_compile)
 

@@ -18,7 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from cramming_nb.glue import FineTuner, encoder_weights, for_task, load_glue
+from cramming_nb.finetuning import FineTuner
+from cramming_nb.glue import encoder_weights, for_task, load_glue
 from cramming_nb.hardware import Hardware
 from cramming_nb.recipes import load_recipe
 

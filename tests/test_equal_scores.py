@@ -8,7 +8,8 @@ import torch
 from equal_scores import fine_tuner, main
 from tokenizers import Tokenizer
 
-from cramming_nb.glue import FrugalDropout, encoder_weights, finetune, load_glue
+from cramming_nb.finetuning import FrugalDropout, finetune_task
+from cramming_nb.glue import encoder_weights, load_glue
 from cramming_nb.hardware import Hardware
 from cramming_nb.optimizer import Optimizer
 from cramming_nb.recipes import load_recipe
@@ -41,7 +42,7 @@ def test_scores_are_kept_and_not_made_again(finished, glue, tmp_path):
     main([*call, "--seeds", "1", "--jobs", "1"])
     first = json.loads((tmp_path / "out.json").read_text())["scores"]
     assert [(f["how"], f["seed"]) for f in first] == [("ours", 0), ("plain", 0)]
-    assert first[0]["score"] == finetune(*given(finished, glue), 0, Hardware.detect())["scores"]["rte"]
+    assert first[0]["score"] == finetune_task(*given(finished, glue), 0, Hardware.detect())["scores"]["rte"]
     main([*call, "--seeds", "2", "--jobs", "1"])
     both = json.loads((tmp_path / "out.json").read_text())["scores"]
     assert both[:2] == first and [f["seed"] for f in both] == [0, 0, 1, 1]

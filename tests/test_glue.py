@@ -20,26 +20,38 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import get_cosine_schedule_with_warmup
 
-from cramming_nb import glue as chapter
+from cramming_nb import finetuning
 from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
 from cramming_nb.budget import UserError
+from cramming_nb.finetuning import FineTuner, epoch_batches, padded_length, plan_workers
 from cramming_nb.glue import (
     NINE,
+    PAPER_SCORES,
     PROTOCOLS,
     REFERENCE,
     TASKS,
     Protocol,
-    ScoreTable,
+    Targets,
     TaskData,
     accuracy,
-    compare,
+    collate,
+    constant_answer,
+    encode,
+    fine_tune,
+    for_task,
+    learning_rate,
     load_glue,
+    percentiles,
+    predict,
+    random_epochs,
     replicates,
+    score_predictions,
 )
 from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.optimizer import Optimizer, OptimizerConfig
 from cramming_nb.recipes import load_recipe
 from cramming_nb.records import RunRecord
+from cramming_nb.scores import ScoreTable, baseline_results, compare
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
 
 PAIR = ("The lamp is gone.", "There is no lamp.")
@@ -283,13 +295,13 @@ def test_mnli_first(a_copy, glue, monkeypatch):
     rows = [dict(sentence1=f"Rain fell {i}.", sentence2="It was wet.", label=THREE[i % 3]) for i in range(24)]
     write_glue(glue, "MNLI", rows, rows[:12])
     argv = ["glue", "first", "--glue-dir", glue, "--protocol", "mnli-first", "--tasks", "mnli", "rte", "cola"]
-    given, really = [], chapter.finetune
+    given, really = [], finetuning.finetune_task
 
     def finetune(arch, weights, tokenizer, data, *more, **options):
         given.append((data.task.name, weights))
         return really(arch, weights, tokenizer, data, *more, **options)
 
-    monkeypatch.setattr(chapter, "finetune", finetune)
+    monkeypatch.setattr(finetuning, "finetune_task", finetune)
     said = a_copy.command(*argv)
     assert said.code == 0, said.err
     assert [name for name, _ in given[-2:]] == ["rte", "rte"] and all(weights for _, weights in given[-2:])
@@ -340,17 +352,17 @@ def test_a_part_of_the_embedding_learns_as_the_whole_would():
     """Only rows of the task are optimised, from sparse gradients; dense AdamW on all rows gives the same weights."""
     rows = word_rows(24)
     data, protocol = TaskData(TASKS["sst2"], rows, {"sst2": rows[:4]}), Protocol(lr=1e-2, batch_size=4)
-    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data, protocol, 0, hardware())
+    tuner = FineTuner(SMALL, None, word_tokenizer(), data, protocol, 0, hardware())
     torch.manual_seed(0)
     whole = SequenceClassifier(Encoder(SMALL), 2)
     dense = Optimizer(whole, OptimizerConfig(lr=1e-2, eps=1e-6, weight_decay=0.0, clip=0.0))
     for number, batch in enumerate(tuner.batches[:12]):
         t = number / len(tuner.batches)
         tuner.step(batch, t)
-        logits = whole(*chapter.collate([tuner.examples.ids[i] for i in batch], DEVICES["cpu"]))
-        dense.backward(F.cross_entropy(logits, torch.from_numpy(tuner.examples.targets[batch])))
+        logits = whole(*collate([tuner.train_ids[i] for i in batch], DEVICES["cpu"]))
+        dense.backward(F.cross_entropy(logits, torch.from_numpy(tuner.targets.values[batch])))
         dense.accumulate()
-        dense.step(chapter.learning_rate(protocol, t))
+        dense.step(learning_rate(protocol, t))
     learned = tuner.encoder_weights()
     assert len(tuner.vocabulary.token_ids) < 40 and learned["embedding.weight"].shape == (64, 16)
     for name, weight in whole.encoder.named_parameters():
@@ -363,12 +375,12 @@ def test_reference_is_the_published_procedure(name):
     task = TASKS[name]
     rows = {"stsb": word_rows(33, pair=True, highest=6), "cola": word_rows(80)}
     data = {n: TaskData(TASKS[n], rows[n], {n: rows[n][:4]}) for n in rows}
-    protocol = chapter.for_task(replace(REFERENCE, batch_size=4, lr=1e-2), name, data)
-    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data[name], protocol, 0, hardware())
+    protocol = for_task(replace(REFERENCE, batch_size=4, lr=1e-2), name, data)
+    tuner = FineTuner(SMALL, None, word_tokenizer(), data[name], protocol, 0, hardware())
     epochs = np.split(np.array(tuner.batches), 5)
     assert all(epoch.shape == (len(rows[name]) // 4, 4) for epoch in epochs)  # 33 rows: one is left out
     assert all(len(np.unique(epoch)) == epoch.size for epoch in epochs)
-    widths = [np.ptp([len(tuner.examples.ids[i]) for i in batch]) for batch in tuner.batches]
+    widths = [np.ptp([len(tuner.train_ids[i]) for i in batch]) for batch in tuner.batches]
     assert np.mean(widths) > 1.5  # not by length
 
     torch.manual_seed(0)
@@ -379,7 +391,7 @@ def test_reference_is_the_published_procedure(name):
     texts = [(first, second or "") for first, second, _ in rows[name]]
     ids = [encoding.ids for encoding in word_tokenizer().encode_batch(texts)]
     for batch in tuner.batches:
-        logits = model(*chapter.collate([ids[i] for i in batch], DEVICES["cpu"]))
+        logits = model(*collate([ids[i] for i in batch], DEVICES["cpu"]))
         labels = torch.tensor([rows[name][i][2] for i in batch])
         if task.labels:
             loss = F.cross_entropy(logits, labels)
@@ -394,31 +406,79 @@ def test_reference_is_the_published_procedure(name):
     for parameter, weight in model.encoder.named_parameters():
         torch.testing.assert_close(learned[parameter], weight.detach(), rtol=0, atol=1e-4)
     with torch.no_grad():
-        logits = model.eval()(*chapter.collate(ids[:4], DEVICES["cpu"]))
+        logits = model.eval()(*collate(ids[:4], DEVICES["cpu"]))
     expected = logits.argmax(1) if task.labels else logits[:, 0]
     np.testing.assert_allclose(tuner.predict(rows[name][:4]), expected.numpy(), atol=1e-3)
 
 
-def examples(name: str, **changes) -> chapter.Examples:
-    rows = word_rows(12, TASKS[name].pair, 6 if name == "stsb" else 2)
-    data = TaskData(TASKS[name], rows, {name: rows})
-    return chapter.Examples(word_tokenizer(), data, 16, replace(Protocol(), **changes))
+@pytest.mark.parametrize("protocol", ["rules", "reference"])
+@pytest.mark.parametrize("name", ["cola", "rte", "stsb"])
+def test_fast_fine_tuning_is_the_plain_one(name, protocol):
+    """One sentence, two sentences and a regression end with the weights and answers of the plain loop."""
+    rows = dict(cola=word_rows(30), rte=word_rows(30, pair=True), stsb=word_rows(30, pair=True, highest=6))[name]
+    data = TaskData(TASKS[name], rows, {name: rows[:7]})
+    chosen = for_task(
+        replace(PROTOCOLS[protocol], lr=1e-2, batch_size=8, epochs=2, weight_decay=0.1), name, {name: data}
+    )
+    tuner = FineTuner(SMALL, None, word_tokenizer(), data, chosen, 5, hardware())
+    if protocol == "reference":
+        expected = random_epochs(30, chosen, seed=5)
+        assert all((a == b).all() for a, b in zip(tuner.batches, expected, strict=True))
+    torch.manual_seed(5)
+    arch = SMALL if chosen.pooling == "recipe" else replace(SMALL, pooling=chosen.pooling)
+    own, ids = Targets(data, chosen), encode(word_tokenizer(), rows, 16, chosen.always_pairs)
+    model = SequenceClassifier(Encoder(arch), own.num_labels)
+    fine_tune(model, ids, own, tuner.batches, chosen, DEVICES["cpu"])
+    tuner.train()
+    learned, used = tuner.encoder_weights(), tuner.vocabulary.token_ids
+    for parameter, weight in model.encoder.named_parameters():
+        weight, own_weight = weight.detach(), learned[parameter]
+        if parameter == "embedding.weight":  # rows that are not in the task decay in the plain loop alone
+            weight, own_weight = weight[used], own_weight[used]
+        torch.testing.assert_close(own_weight, weight, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(tuner.predict(rows[:7]), predict(model, ids[:7], own, DEVICES["cpu"]), atol=1e-3)
+
+
+def test_rows_are_tokenized_once(monkeypatch):
+    asked, really = [], finetuning.encode
+    monkeypatch.setattr(finetuning, "encode", lambda *given: asked.append(given[1]) or really(*given))
+    cache, rows = finetuning.SequenceCache(word_tokenizer()), word_rows(9)
+    data = TaskData(TASKS["sst2"], rows, {"sst2": list(rows[:4])})
+    for seed in range(3):
+        tuner = FineTuner(SMALL, None, cache.tokenizer, data, Protocol(), seed, hardware(), cache)
+        tuner.predict(data.dev["sst2"])
+    assert [len(rows) for rows in asked] == [9, 4]
+    assert (
+        cache.sequences(list(rows), 16, False) == cache.sequences(rows, 16, False) and len(asked) == 3
+    )  # another list
+    assert max(map(len, cache.sequences(rows, 6, False))) == 6 and len(asked) == 4  # another length
+
+
+def some_rows(name: str) -> list[tuple]:
+    return word_rows(12, TASKS[name].pair, 6 if name == "stsb" else 2)
+
+
+def targets(name: str, **changes) -> Targets:
+    rows = some_rows(name)
+    return Targets(TaskData(TASKS[name], rows, {name: rows}), replace(Protocol(), **changes))
 
 
 def test_targets_of_a_regression():
-    raw, standard = examples("stsb", standardize=False), examples("stsb")
-    assert raw.targets.tolist() == [n % 6 for n in range(12)]
-    assert standard.targets.mean() == pytest.approx(0, abs=1e-6) and standard.targets.std() == pytest.approx(1)
+    raw, standard = targets("stsb", standardize=False), targets("stsb")
+    assert raw.values.tolist() == [n % 6 for n in range(12)]
+    assert standard.values.mean() == pytest.approx(0, abs=1e-6) and standard.values.std() == pytest.approx(1)
     for one in (raw, standard):  # what is answered has the scale of the task
-        logits = torch.from_numpy(one.targets)[:, None]
-        np.testing.assert_allclose(one.answers(logits), raw.targets, atol=1e-5)
-    assert examples("sst2").targets.tolist() == examples("sst2", standardize=False).targets.tolist()
+        logits = torch.from_numpy(one.values)[:, None]
+        np.testing.assert_allclose(one.answers(logits), raw.values, atol=1e-5)
+    assert targets("sst2").values.tolist() == targets("sst2", standardize=False).values.tolist()
 
 
 def test_a_single_sentence_as_a_pair():
-    alone, paired = examples("sst2").ids, examples("sst2", always_pairs=True).ids
-    assert all(pair == [*row, 3] for row, pair in zip(alone, paired, strict=True))
-    assert examples("rte").ids == examples("rte", always_pairs=True).ids
+    tokenizer = word_tokenizer()
+    for name, more in {"sst2": [3], "rte": []}.items():
+        rows = some_rows(name)
+        alone, paired = encode(tokenizer, rows, 16), encode(tokenizer, rows, 16, always_pairs=True)
+        assert all(pair == [*row, *more] for row, pair in zip(alone, paired, strict=True))
 
 
 def test_pooling_of_a_protocol():
@@ -427,7 +487,7 @@ def test_pooling_of_a_protocol():
 
     def answers(pooling: str, arch: Architecture) -> list:
         given = (arch, None, word_tokenizer(), data, Protocol(pooling=pooling), 0, hardware())
-        return chapter.FineTuner(*given).logits(chapter.encode(word_tokenizer(), rows, 16)).tolist()
+        return FineTuner(*given).logits(encode(word_tokenizer(), rows, 16)).tolist()
 
     mean, first = (replace(SMALL, pooling=pooling) for pooling in ("mean", "first"))
     assert answers("recipe", mean) == answers("mean", first) != answers("first", mean) == answers("recipe", first)
@@ -440,10 +500,10 @@ def test_learning_rate_after_and_beneath_the_warmup():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     schedule = get_cosine_schedule_with_warmup(optimizer, 10, 20)
     for step in range(20):
-        assert chapter.learning_rate(late, step / 20) == pytest.approx(schedule.get_last_lr()[0])
+        assert learning_rate(late, step / 20) == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    assert chapter.learning_rate(rules, 0.5) == pytest.approx(0.5)  # the cosine is half-way down
+    assert learning_rate(rules, 0.5) == pytest.approx(0.5)  # the cosine is half-way down
 
 
 @pytest.mark.parametrize("rows", [3, 4, 9])
@@ -451,7 +511,7 @@ def test_last_batch(rows):
     lengths, rng = np.full(rows, 5), np.random.default_rng(0)
     for by_length in (True, False):
         kept, dropped = (
-            chapter.epoch_batches(lengths, Protocol(batch_size=4, drop_last=drop, by_length=by_length), rng)
+            epoch_batches(lengths, Protocol(batch_size=4, drop_last=drop, by_length=by_length), rng)
             for drop in (False, True)
         )
         assert sorted(np.concatenate(kept)) == list(range(rows))
@@ -465,17 +525,20 @@ def test_padding_is_not_longer_than_the_model_reads():
     arch = replace(SMALL, max_length=12, position="learned")
     rows = [(" ".join(["w9"] * 20), None, n % 2) for n in range(4)]
     data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
-    tuner = chapter.FineTuner(arch, None, word_tokenizer(), data, Protocol(batch_size=4), 0, hardware(device=Wide()))
+    tuner = FineTuner(arch, None, word_tokenizer(), data, Protocol(batch_size=4), 0, hardware(device=Wide()))
     tuner.step(tuner.batches[0])
-    tokens, attention_mask = chapter.collate([[2, 5, 3], [2, 3]], Wide())
-    assert tokens.shape == (2, 8) and attention_mask.sum(1).tolist() == [3, 2]
+    ids = [[2, 5, 3], [2, 3]]
+    assert (padded_length(ids, Wide(), 16), padded_length(ids, Wide(), 5)) == (8, 5)
+    for length, expected in ((0, 3), (8, 8)):
+        tokens, attention_mask = collate(ids, Wide(), length)
+        assert tokens.shape == (2, expected) and attention_mask.sum(1).tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_number_format_reaches_the_model(dtype, finished, glue, tmp_path, monkeypatch):
     seen = []
 
-    class Spy(chapter.FineTuner):
+    class Spy(FineTuner):
         def train(self):
             super().train()
             weights = self.optimizer.named.values()
@@ -483,7 +546,7 @@ def test_number_format_reaches_the_model(dtype, finished, glue, tmp_path, monkey
             assert self.optimizer.loss_scale.value == (2**16 if dtype == torch.float16 else 1)
             assert all(w.isfinite().all() for w in weights)
 
-    monkeypatch.setattr(chapter, "FineTuner", Spy)
+    monkeypatch.setattr(finetuning, "FineTuner", Spy)
     (result,) = evaluate(finished, glue, tmp_path / "results", hardware(dtype), ("rte",), baseline=False)
     assert seen == [({dtype}, {torch.float32})] and 0 <= result["scores"]["rte"] <= 1
 
@@ -491,7 +554,7 @@ def test_number_format_reaches_the_model(dtype, finished, glue, tmp_path, monkey
 def test_float16_skips_what_overflows():
     rows = word_rows(8)
     data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
-    tuner = chapter.FineTuner(SMALL, None, word_tokenizer(), data, Protocol(lr=1e-2), 0, hardware(torch.float16))
+    tuner = FineTuner(SMALL, None, word_tokenizer(), data, Protocol(lr=1e-2), 0, hardware(torch.float16))
 
     def weights() -> dict:
         return {name: weight.clone() for name, weight in tuner.encoder_weights().items()}
@@ -509,7 +572,7 @@ def test_float16_skips_what_overflows():
 def evaluate(finished, glue: Path, folder: Path, where: Hardware, names: tuple = (), **options) -> list[dict]:
     """Results of fine-tuning the finished run on some tasks, without what depends on the clock."""
     recipe = load_recipe(str(finished.folder / "recipe.yaml"))
-    found = chapter.evaluate(
+    found = finetuning.evaluate(
         load_glue(glue, names), recipe.architecture, finished.folder / "checkpoints",
         str(finished.folder / "export" / "tokenizer.json"), recipe.protocol, folder, where, progress=False, **options,
     )  # fmt: skip
@@ -612,18 +675,18 @@ def test_plan_of_workers(free, threads, jobs, expected):
         def free_memory(self) -> int | None:
             return free
 
-    plan = chapter.plan_workers(hardware(device=Machine(), threads=threads), jobs, bytes_each=10)
+    plan = plan_workers(hardware(device=Machine(), threads=threads), jobs, bytes_each=10)
     assert (plan.devices, plan.per_device, plan.threads) == expected
 
 
 def test_carried_warmup():
     data = {name: TaskData(task, range(task.rows[0]), {}) for name, task in TASKS.items()}
-    shares = {name: chapter.for_task(PROTOCOLS["reference"], name, data).warmup for name in data}
+    shares = {name: for_task(PROTOCOLS["reference"], name, data).warmup for name in data}
     expected = dict(mnli=0.0022, qqp=0.0023, qnli=0.008, sst2=0.013, stsb=0.15, mrpc=0.23, rte=0.34, cola=0.1)
     assert {n: shares[n] for n in expected} == pytest.approx(expected, rel=0.05)
-    assert chapter.for_task(PROTOCOLS["rules"], "rte", data) == PROTOCOLS["rules"]
+    assert for_task(PROTOCOLS["rules"], "rte", data) == PROTOCOLS["rules"]
     tiny = {**data, "rte": TaskData(TASKS["rte"], range(20), {})}
-    assert chapter.for_task(PROTOCOLS["reference"], "rte", tiny).warmup == 1
+    assert for_task(PROTOCOLS["reference"], "rte", tiny).warmup == 1
 
 
 @pytest.fixture(scope="module")
@@ -750,11 +813,44 @@ def test_comparison_is_paired():
     assert low == pytest.approx(100 * np.quantile(one - two, 0.025))
 
 
+def test_baselines_have_lines_of_their_own():
+    """Any number of named baselines, before random weights and the pretrained model; each can be compared with."""
+    rows = [("a", None, 1), ("b", None, 1), ("c", None, 0), ("d", None, 1)]
+    tasks = {"sst2": TaskData(TASKS["sst2"], rows, {"sst2": rows[1:]})}
+    always_no = lambda data: {column: np.zeros(len(rows)) for column, rows in data.dev.items()}  # noqa: E731
+    results = [
+        *(score_predictions(tasks["sst2"], {"sst2": np.array(p)}) | dict(task="sst2", init=init, seed=0)
+          for init, p in {"pretrained": [1, 0, 1], "random": [1, 1, 0]}.items()),
+        *baseline_results("always no", tasks, always_no), *baseline_results("constant", tasks, constant_answer),
+    ]  # fmt: skip
+    table = ScoreTable(results)
+    assert table.inits == ["always no", "constant", "random", "pretrained"]
+    assert [round(table.mean(init), 1) for init in table.inits] == [33.3, 66.7, 33.3, 100.0]
+    text = table._repr_markdown_()
+    names = [line.split(" | ")[0].strip("| ") for line in text.splitlines()[2:]]
+    assert names == ["always no", "constant", "no pretraining", "pretrained"]
+    assert "the same answer" not in table.coverage()  # of fine-tunings only
+    stuck = results[0] | dict(notes=["sst2: the same answer to every row"])
+    assert "sst2: the same answer to every row in 1 of 2 fine-tunings" in ScoreTable([stuck, *results[1:]]).coverage()
+    assert compare(results, results, ("pretrained", "constant"))["mean"][0] == pytest.approx(100 / 3)
+
+
+def test_constant_answer():
+    similar = TaskData(TASKS["stsb"], [("a", "b", 1.0), ("a", "c", 4.0)], {"stsb": [("a", "d", 2.0)] * 3})
+    assert constant_answer(similar)["stsb"].tolist() == [2.5] * 3
+    rows = [("a", "b", 2), ("a", "c", 0), ("a", "d", 2)]
+    entailed = TaskData(TASKS["mnli"], rows, {"mnli": rows, "mnli-mm": rows[:1]})
+    assert {column: a.tolist() for column, a in constant_answer(entailed).items()} == {
+        "mnli": [2, 2, 2],
+        "mnli-mm": [2],
+    }
+
+
 def test_interval_covers_the_truth():
     """Of 95 % intervals of models that are right on 80 % of all rows there are, about 95 % hold 80."""
     rng = np.random.default_rng(0)
     tables = [ScoreTable([invented((rng.random(400) < 0.8).astype(float), "sst2")]) for _ in range(200)]
-    cells = [chapter.percentiles(table.medians("pretrained", "sst2")) for table in tables]
+    cells = [percentiles(table.medians("pretrained", "sst2")) for table in tables]
     assert 0.9 < np.mean([low <= 80 <= high for low, high in cells]) <= 0.99
 
 
@@ -764,14 +860,14 @@ def test_more_seeds_narrow_what_seeds_spread():
         invented((np.arange(300) < 300 * rate).astype(float), "rte", s)
         for s, rate in enumerate(rng.normal(0.6, 0.05, 40))
     ]
-    width = {n: np.ptp(chapter.percentiles(ScoreTable(runs[:n]).medians("pretrained", "rte"))) for n in (5, 40)}
+    width = {n: np.ptp(percentiles(ScoreTable(runs[:n]).medians("pretrained", "rte"))) for n in (5, 40)}
     assert width[40] < width[5]
 
 
 def test_official_means():
     rows = [
         dict(init="pretrained", scores=dict(zip(NINE, np.array(row) / 100, strict=True)))
-        for row in chapter.PAPER_SCORES.values()
+        for row in PAPER_SCORES.values()
     ]
     found = [
         {which: round(ScoreTable([row]).mean("pretrained", which), 1) for which in ScoreTable([row]).weights}

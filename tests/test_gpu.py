@@ -14,7 +14,7 @@ import torch
 from cramming_nb.budget import Budget
 from cramming_nb.checkpoint import Interrupted, load_checkpoint
 from cramming_nb.corpus import get_corpus
-from cramming_nb.glue import evaluate, probe_tasks
+from cramming_nb.finetuning import evaluate
 from cramming_nb.hardware import (
     DEVICES,
     Device,
@@ -26,6 +26,7 @@ from cramming_nb.hardware import (
     matrix_rate,
 )
 from cramming_nb.objective import ObjectiveConfig, mask_rows
+from cramming_nb.probes import probe_tasks
 from cramming_nb.recipes import change, load_recipe
 from cramming_nb.training import Trainer, find_micro_batch, pretrain
 
