@@ -21,6 +21,7 @@ from cramming_nb.training import (
     Progress,
     Trainer,
     TrainingRun,
+    Validation,
     compiled_by_levels,
     find_micro_batch,
     later_memory,
@@ -228,3 +229,39 @@ def test_a_step_that_does_not_fit_is_told_and_not_tried_again(make, monkeypatch)
     with pytest.raises(UserError, match="choose a smaller training.micro_batch_size"):
         trainer.update(0.5)
     assert len(tried) == 1
+
+
+def test_a_process_without_sequences_adds_nothing(make):
+    trainer = make()
+    learn(trainer, 1)
+    trainer.optimizer.flat_grads.fill_(1.0)  # what the step before left
+    trainer.gradients.reduce()
+    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.positions == 0
+
+
+def test_processes_begin_with_the_same_weights_and_random_numbers_of_their_own(make):
+    drawn, weights = [], []
+    for rank in (0, 1):
+        weights.append(make(rank, 2).optimizer.masters[0])
+        drawn.append(torch.rand(4))
+    assert torch.equal(*weights) and not torch.equal(*drawn)
+
+
+def test_a_process_that_a_checkpoint_lacks_draws_new_random_numbers(make):
+    numbers = make(rank=1, size=2).random
+    first = torch.rand(4)
+    others = {"random.cpu.0": torch.get_rng_state()}
+    drawn = []
+    for salt in (3, 3, 4):
+        numbers.load(others, salt)
+        drawn.append(torch.rand(4))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], first)
+
+
+@pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])
+def test_no_validation_begins_that_would_outlast_the_real_time_of_a_budget(make, clock, due):
+    progress = Progress(spent=Spent(seconds=59.0), curve=[dict(fraction=0.2)])
+    validation = Validation(make(), Budget.parse("60s"), clock, progress, NoLogger())
+    validation.seconds = 2.0
+    assert validation.is_due(0.98) == due
