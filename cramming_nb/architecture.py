@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['FUNCTIONS', 'PLAIN_ACTIVATIONS', 'GATED_ACTIVATIONS', 'ACTIVATIONS', 'ATTENTIONS', 'POSITIONS', 'NO_MASK',
-           'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS', 'HEAD_TRANSFORMS', 'POOLINGS', 'NAMED_CHOICES', 'PARTS',
-           'Architecture', 'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths', 'FeedForward', 'explicit_attention',
-           'sinusoids', 'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary',
-           'Unchanged', 'document_ids', 'AttentionBias', 'attention_bias', 'select_positions', 'Attention',
-           'NeighborMixing', 'fourier_matrices', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock',
-           'SandwichBlock', 'normal_init', 'small_init', 'megatron_init', 'wang_init', 'orthogonal_init', 'initialise',
-           'bert_transform', 'mean_pooling', 'first_pooling', 'adds_atomically', 'masked_lookup', 'TokenEmbedding',
-           'Encoder', 'check', 'conflicts', 'MaskedLM', 'SequenceClassifier', 'TokenClassifier', 'QuestionAnswerer',
-           'parameters_by_part', 'flops_by_part', 'flops_per_token']
+           'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS', 'HEAD_TRANSFORMS', 'POOLINGS', 'PARTS', 'Architecture',
+           'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths', 'FeedForward', 'explicit_attention', 'sinusoids',
+           'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary', 'Unchanged',
+           'document_ids', 'AttentionBias', 'attention_bias', 'select_positions', 'Attention', 'NeighborMixing',
+           'fourier_matrices', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock', 'SandwichBlock',
+           'normal_init', 'small_init', 'megatron_init', 'wang_init', 'orthogonal_init', 'initialise', 'bert_transform',
+           'mean_pooling', 'first_pooling', 'adds_atomically', 'masked_lookup', 'TokenEmbedding', 'Encoder', 'check',
+           'conflicts', 'MaskedLM', 'SequenceClassifier', 'TokenClassifier', 'QuestionAnswerer', 'parameters_by_part',
+           'flops_by_part', 'flops_per_token']
 
 # %% ../nbs/05_architecture.ipynb #bb5d73c1
 import math, re
@@ -24,45 +24,69 @@ import torch.nn.functional as F
 from torch import Tensor
 from .budget import UserError
 from .hardware import device_of
+from .options import check_options, option
 from .tokenizer import MASK, SEP
 
 # %% ../nbs/05_architecture.ipynb #076281ab
 @dataclass(frozen=True)
 class Architecture:
     "Every choice of the model; the defaults are the paper's final one (crammed-bert, v2)."
-    vocab_size: int = 32768              # rows of the embedding
-    max_length: int = 128                # longest input, in tokens
-    hidden_size: int = 768               # width of the residual stream
-    num_layers: int = 16                 # blocks
-    num_heads: int = 12                  # attention heads a block
-    ffn_size: int = 3072                 # width after the first projection; gates halve it
-    activation: str = "gelu_glu"         # a name of ACTIVATIONS
-    norm_placement: str = "pre"          # a name of BLOCKS
-    norm_eps: float = 1e-12              # epsilon of every norm
-    position: str = "scaled_sinusoidal"  # a name of POSITIONS
-    embedding_norm: bool = True          # norm on the embedding
-    final_norm: bool = True              # norm after the last block (post-norm ends in one anyway)
-    qkv_bias: bool = False               # bias of the query, key and value projection
-    linear_bias: bool = False            # bias of all other projections
-    decoder_bias: bool = False           # bias of the output logits
-    head_transform: str = "none"         # before the decoder, a name of HEAD_TRANSFORMS
-    sparse_prediction: bool = True       # last block on masked positions only
-    neighbor_mixing: int = 0             # neighbours per side mixed into the embedding (ours)
-    dropout: float = 0.1                 # in fine-tuning; training.dropout: in pretraining too
-    pooling: str = "mean"                # what a classifier reads: mean over tokens, or first
-    classifier_size: int = 1024          # hidden width of a classifier's head
-    init_std: float = 0.02               # standard deviation of first weights, embeddings always
-    gate_compensation: bool = False      # gated width a third larger (paper, section 4.2: no)
-    norm: str = "layer_norm"             # a name of NORMS (paper, section 4.2: no other is better)
-    first_norm: bool = True              # norm before the first attention; not in ModernBERT
-    token_mixing: str = "attention"      # how tokens exchange information, a name of TOKEN_MIXERS
-    qk_norm: bool = False                # queries and keys of each head normalised (ours)
-    block_mixing: int = 0                # neighbours per side mixed into each attention (ours)
-    document_attention: bool = False     # tokens see their own document only (the paper: all)
-    embedding_size: int = 0              # of a factorised embedding; 0 is off (paper: no gain)
-    tie_embeddings: bool = True          # decoder and embedding share weights (paper: yes)
-    init: str = "normal"                 # initial weights of projections, a name of INITS
-    sparse_head: bool = True             # head on masked positions only; False as in transformers
+    vocab_size: int = option(32768, "tokens in the vocabulary", at_least=6)
+    max_length: int = option(128, "longest input, in tokens", at_least=1)
+    hidden_size: int = option(768, "width of the residual stream", at_least=1)
+    num_layers: int = option(16, "transformer blocks", at_least=1)
+    num_heads: int = option(12, "attention heads of a block", at_least=1)
+    ffn_size: int = option(3072, "width after the first projection; gates halve it", at_least=1)
+    activation: str = option(
+        "gelu_glu", "nonlinearity of the feed-forward part; names with _glu are gated",
+        choices=("gelu", "relu", "relu_squared", "silu",
+                 "gelu_glu", "relu_glu", "relu_squared_glu", "silu_glu"))
+    norm_placement: str = option(
+        "pre", "norm before each part of a block, after it, or both",
+        choices=("pre", "post", "sandwich"))
+    norm_eps: float = option(1e-12, "epsilon of every norm", at_least=0, at_most=1)
+    position: str = option(
+        "scaled_sinusoidal", "how a token knows its position",
+        choices=("learned", "sinusoidal", "scaled_sinusoidal", "rotary", "none"))
+    embedding_norm: bool = option(True, "norm on the embedding")
+    final_norm: bool = option(True, "norm after the last block (post-norm ends in one anyway)")
+    qkv_bias: bool = option(False, "biases of the query, key and value projections")
+    linear_bias: bool = option(False, "biases of all other projections")
+    decoder_bias: bool = option(False, "bias of the output logits")
+    head_transform: str = option(
+        "none", "layers between encoder and decoder", choices=("none", "linear", "bert"))
+    sparse_prediction: bool = option(True, "compute the last block for masked positions only")
+    neighbor_mixing: int = option(
+        0, "neighbours per side mixed into the embedding (ours)", at_least=0)
+    dropout: float = option(
+        0.1, "dropout in fine-tuning; with training.dropout also in pretraining",
+        at_least=0, below=1)
+    pooling: str = option("mean", "what a classifier reads", choices=("mean", "first"))
+    classifier_size: int = option(1024, "hidden width of a classifier's head", at_least=1)
+    init_std: float = option(
+        0.02, "standard deviation of the first weights", at_least=0, at_most=1)
+    gate_compensation: bool = option(False, "gated width a third larger (paper, section 4.2: no)")
+    norm: str = option(
+        "layer_norm", "kind of norm (paper, section 4.2: no other is better)",
+        choices=("layer_norm", "rms_norm"))
+    first_norm: bool = option(True, "norm before the first attention; not in ModernBERT")
+    token_mixing: str = option(
+        "attention", "how tokens exchange information", choices=("attention", "fourier"))
+    qk_norm: bool = option(False, "queries and keys of each head normalised (ours)")
+    block_mixing: int = option(
+        0, "neighbours per side mixed into each attention (ours)", at_least=0)
+    document_attention: bool = option(False, "attention stays within a document (paper: it does not)")
+    embedding_size: int = option(
+        0, "width of a factorised embedding; 0 is off (paper: no gain)",
+        at_least=0)
+    tie_embeddings: bool = option(True, "decoder and embedding share weights (paper: yes)")
+    init: str = option(
+        "normal", "how the weights of projections are drawn",
+        choices=("normal", "small", "megatron", "wang", "orthogonal"))
+    sparse_head: bool = option(True, "compute the head for masked positions only")
+
+    def __post_init__(self):
+        check_options(self, "architecture")
 
 # %% ../nbs/05_architecture.ipynb #4c0aad08
 def num_parameters(module: nn.Module) -> int:
@@ -492,22 +516,14 @@ class Encoder(nn.Module):
         return self.final_norm(self.blocks[-1](x, positions, bias))
 
 # %% ../nbs/05_architecture.ipynb #45d6bee9
-NAMED_CHOICES = dict(
-    activation=ACTIVATIONS, position=POSITIONS, norm_placement=BLOCKS, pooling=POOLINGS,
-    head_transform=HEAD_TRANSFORMS, norm=NORMS, token_mixing=TOKEN_MIXERS, init=INITS)
-
 def check(arch: Architecture):
     "Refuse combinations that cannot be built, or in which a choice would do nothing."
-    for field, choices in NAMED_CHOICES.items():
-        name = getattr(arch, field)
-        if name not in choices:
-            raise UserError(f"{field} {name!r}: choose one of {', '.join(choices)}")
-    if arch.num_layers < 1: raise UserError("num_layers must be at least 1")
-    if arch.num_heads < 1 or arch.hidden_size % arch.num_heads:
+    if arch.hidden_size % arch.num_heads:
         sizes = f"hidden_size {arch.hidden_size} is no multiple of num_heads {arch.num_heads}"
         raise UserError(sizes)
     for problem, found in conflicts(arch).items():
-        if found: raise UserError(problem)
+        if found:
+            raise UserError(problem)
 
 def conflicts(arch: Architecture) -> dict[str, bool]:
     "Choices that exclude each other, each with whether the architecture makes them."

@@ -1,16 +1,38 @@
-"""The configuration of our model type in `transformers` (chapter 14)."""
+"""The configuration class of the model type `cramming_nb` in `transformers` (chapter 14)."""
 
+from dataclasses import asdict
 from transformers import PreTrainedConfig
+from .architecture import Architecture
 
 class CrammingConfig(PreTrainedConfig):
-    "The switches of an architecture, and what `transformers` asks of every model."
+    "The fields of an `Architecture`, and the attributes that `transformers` reads from any model."
     model_type = "cramming_nb"
 
     def __init__(self, architecture: dict | None = None, **other):
-        from .modeling import Architecture  # puts the models into the tables; who makes a configuration is about to use them
-        self.architecture = vars(Architecture(**architecture or {})).copy()
-        super().__init__(**dict(pad_token_id=0, tie_word_embeddings=False) | other)
+        self.architecture = asdict(Architecture(**architecture or {}))
+        defaults = dict(pad_token_id=0, tie_word_embeddings=False)
+        super().__init__(**defaults | other)
 
-for theirs, ours in dict(vocab_size="vocab_size", hidden_size="hidden_size", num_hidden_layers="num_layers", num_attention_heads="num_heads",
-                         max_position_embeddings="max_length", initializer_range="init_std").items():
-    setattr(CrammingConfig, theirs, property(lambda self, ours=ours: self.architecture[ours]))
+    @property
+    def vocab_size(self) -> int:
+        return self.architecture["vocab_size"]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.architecture["hidden_size"]
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.architecture["num_layers"]
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.architecture["num_heads"]
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.architecture["max_length"]
+
+    @property
+    def initializer_range(self) -> float:
+        return self.architecture["init_std"]

@@ -36,6 +36,7 @@ from .budget import UserError
 from .checkpoint import load_checkpoint, write_text
 from .hardware import Device, Hardware, is_out_of_memory
 from .optimizer import Optimizer, OptimizerConfig, evaluation_weights
+from .options import check_options, option
 from .schedule import LR_SCHEDULES, ScheduleConfig, lr_factor
 from .tasks import ARCHIVE, Folder, Hub, check_archive, write_archive
 from .tokenizer import PAD
@@ -199,28 +200,30 @@ class Protocol:
     Epochs, batch, learning rate and schedule are the paper's (section 5). The defaults of `pooling`
     and of what follows it are ours; the published code's values are in `PROTOCOLS["reference"]`.
     """
-    epochs: int = 5               # passes over the training rows; at most 5 by the paper's rules
-    batch_size: int = 16          # rows a step
-    lr: float = 4e-5              # peak learning rate
-    warmup: float = 0.1           # share of each task's own steps
-    schedule: str = "cosine"      # a name of LR_SCHEDULES
-    weight_decay: float = 0.0     # on matrices and embeddings
-    max_length: int = 128         # tokens a row, both sentences together
-    mnli_first: bool = False      # RTE, MRPC and STS-B start from the encoder fine-tuned on MNLI
-    # ---
-    pooling: str = "recipe"       # what the classifier reads: recipe, mean (of tokens) or first
-    carried_warmup: bool = False  # every task warms up for as many steps as CoLA
-    late_schedule: bool = False   # the schedule begins after the warm-up, not together with it
-    always_pairs: bool = False    # a single sentence is a pair with an empty second text
-    by_length: bool = True        # batches hold rows of similar length, not random rows
-    drop_last: bool = False       # the last batch of an epoch is left out if it is short
-    standardize: bool = True      # targets of a regression have mean 0 and deviation 1
+    epochs: int = option(
+        5, "passes over the training rows; at most 5 by the paper's rules", at_least=1)
+    batch_size: int = option(16, "sequences of an optimizer step", at_least=1)
+    lr: float = option(4e-5, "peak learning rate", at_least=0)
+    warmup: float = option(
+        0.1, "warm-up, as a share of each task's steps", at_least=0, at_most=1)
+    schedule: str = option("cosine", "shape of the learning rate", choices=LR_SCHEDULES)
+    weight_decay: float = option(0.0, "decay of matrices and embeddings", at_least=0)
+    max_length: int = option(
+        128, "tokens of a sequence, both sentences together", at_least=8, at_most=1 << 20)
+    mnli_first: bool = option(
+        False, "RTE, MRPC and STS-B start from the encoder fine-tuned on MNLI")
+    pooling: str = option(
+        "recipe", "what the classifier reads", choices=("recipe", "mean", "first"))
+    carried_warmup: bool = option(False, "every task warms up for as many steps as CoLA")
+    late_schedule: bool = option(
+        False, "the schedule begins after the warm-up, not together with it")
+    always_pairs: bool = option(False, "a single sentence is a pair with an empty second text")
+    by_length: bool = option(True, "batches hold sequences of similar length")
+    drop_last: bool = option(False, "the last batch of an epoch is left out if it is short")
+    standardize: bool = option(True, "targets of a regression have mean 0 and deviation 1")
 
     def __post_init__(self):
-        poolings = ("recipe", "mean", "first")
-        if self.pooling not in poolings:
-            choices = ", ".join(poolings)
-            raise UserError(f"protocol.pooling {self.pooling!r}: choose one of {choices}")
+        check_options(self, "protocol")
 
 # %% ../nbs/11_glue.ipynb #c05bf52c
 REFERENCE = Protocol(pooling="first", carried_warmup=True, late_schedule=True, always_pairs=True,

@@ -1,75 +1,144 @@
-"""Our models as classes of `transformers`, entered into the tables of its `Auto` classes (chapter 14)."""
+"""The models of chapter 05 as model classes of `transformers` (chapter 14)."""
 
 import torch
 import torch.nn as nn
-import transformers
 from torch import Tensor
-from transformers import modeling_outputs as outputs
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    ModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
-from .architecture import Architecture, Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
+from .architecture import (
+    Architecture,
+    Encoder,
+    MaskedLM,
+    QuestionAnswerer,
+    SequenceClassifier,
+    TokenClassifier,
+)
 from .configuration import CrammingConfig
 
-class CrammingModel(transformers.PreTrainedModel):
-    "An encoder of ours in `transformers`; its heads are the classes below."
-    config_class, base_model_prefix, main_input_name, _supports_sdpa = CrammingConfig, "model", "input_ids", True
+def token_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    "True at tokens and False at padding, bool [B, S]; without an attention mask, all are tokens."
+    if attention_mask is None:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    return attention_mask.bool()
+
+class CrammingModel(PreTrainedModel):
+    "The encoder without a head: one vector for each token. The classes with heads extend it."
+    config_class = CrammingConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _supports_sdpa = True  # PyTorch's fused attention
 
     def __init__(self, config: CrammingConfig):
         super().__init__(config)
-        self.model = self.build(Architecture(**config.architecture), "explicit" if config._attn_implementation == "eager" else "sdpa")
+        arch = Architecture(**config.architecture)
+        kernel = "explicit" if config._attn_implementation == "eager" else "sdpa"
+        self.model = self.build(arch, kernel)
         self.post_init()
 
-    def build(self, arch: Architecture, kernel: str) -> nn.Module: return nn.ModuleDict(dict(encoder=Encoder(arch, kernel)))
+    def build(self, arch: Architecture, kernel: str) -> nn.Module:
+        "The module of chapter 05 that this class wraps; its encoder is always named `encoder`."
+        return nn.ModuleDict({"encoder": Encoder(arch, kernel)})
 
-    def init_weights(self): pass  # our modules draw their own
+    def init_weights(self):
+        "Nothing to do: the modules of chapter 05 initialise their weights when they are built."
 
     def _init_weights(self, module: nn.Module):
-        "What a file has no weights for: a new head, and tables that are never saved."
+        """Initialise what a loaded file has no values for: a new head, and tables of positions.
+
+        `from_pretrained` first builds the model without memory for its values. A table is never
+        saved, so it is computed by a new module of the same class, and copied.
+        """
         super()._init_weights(module)
-        for name in module._non_persistent_buffers_set: getattr(module, name).copy_(getattr(type(module)(Architecture(**self.config.architecture)), name))
+        arch = Architecture(**self.config.architecture)
+        for name in module._non_persistent_buffers_set:
+            new_module = type(module)(arch)
+            table = getattr(module, name)
+            table.copy_(getattr(new_module, name))
 
-    def get_input_embeddings(self) -> nn.Module: return self.get_submodule("model.encoder.embedding")
+    def get_input_embeddings(self) -> nn.Module:
+        "The table with a vector for each token of the vocabulary."
+        return self.model.get_submodule("encoder.embedding")
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None):
-        return outputs.BaseModelOutput(self.model["encoder"](input_ids, attention_mask=real(input_ids, attention_mask)))
+    def forward(
+            self,
+            input_ids: Tensor,                      # token ids, int64 [B, S]
+            attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
+            token_type_ids: Tensor | None = None,   # ignored: our models have no token types
+            ) -> BaseModelOutput:
+        mask = token_mask(input_ids, attention_mask)
+        hidden = self.model["encoder"](input_ids, attention_mask=mask)
+        return BaseModelOutput(last_hidden_state=hidden)
 
-def real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    "Where rows hold text and no padding [B, S]."
-    return torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+class CrammingModelWithLogits(CrammingModel):
+    "What the three heads below share: logits, and a loss if labels are given."
+    output_class: type[ModelOutput]  # what `forward` returns
 
-class Labelled(CrammingModel):
-    "A head that gives logits, and a loss if it is given labels; we have no token types, and refuse no tokenizer that sends some."
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, labels: Tensor | None = None):
-        logits = self.model(input_ids, attention_mask=real(input_ids, attention_mask))
-        if labels is None: return self.output(logits=logits)
-        return self.output(self.loss_function(logits=logits, pooled_logits=logits, labels=labels, vocab_size=logits.shape[-1], config=self.config), logits)
+    def forward(
+            self,
+            input_ids: Tensor,                      # token ids, int64 [B, S]
+            attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
+            token_type_ids: Tensor | None = None,   # ignored: our models have no token types
+            labels: Tensor | None = None,           # of texts [B] or tokens [B, S]; -100 is ignored
+            ) -> ModelOutput:
+        logits = self.model(input_ids, attention_mask=token_mask(input_ids, attention_mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits,
+                pooled_logits=logits,  # the name that the loss of sequence classification expects
+                labels=labels,
+                vocab_size=logits.shape[-1],
+                config=self.config)
+        return self.output_class(loss=loss, logits=logits)
 
-class CrammingForMaskedLM(Labelled):
-    "A piece of the vocabulary for each token."
-    output = outputs.MaskedLMOutput
-    def build(self, arch: Architecture, kernel: str) -> nn.Module: return MaskedLM(arch, kernel)
+class CrammingForMaskedLM(CrammingModelWithLogits):
+    "Logits over the vocabulary for each token."
+    output_class = MaskedLMOutput
 
-class CrammingForSequenceClassification(Labelled):
-    "A class for each text, or a number."
-    output = outputs.SequenceClassifierOutput
-    def build(self, arch: Architecture, kernel: str) -> nn.Module: return SequenceClassifier(Encoder(arch, kernel), self.config.num_labels)
+    def build(self, arch: Architecture, kernel: str) -> nn.Module:
+        return MaskedLM(arch, kernel)
 
-class CrammingForTokenClassification(Labelled):
-    "A class for each token."
-    output = outputs.TokenClassifierOutput
-    def build(self, arch: Architecture, kernel: str) -> nn.Module: return TokenClassifier(Encoder(arch, kernel), self.config.num_labels)
+class CrammingForSequenceClassification(CrammingModelWithLogits):
+    "Logits over the labels for each text; a single label is a regression."
+    output_class = SequenceClassifierOutput
+
+    def build(self, arch: Architecture, kernel: str) -> nn.Module:
+        return SequenceClassifier(Encoder(arch, kernel), self.config.num_labels)
+
+class CrammingForTokenClassification(CrammingModelWithLogits):
+    "Logits over the labels for each token."
+    output_class = TokenClassifierOutput
+
+    def build(self, arch: Architecture, kernel: str) -> nn.Module:
+        return TokenClassifier(Encoder(arch, kernel), self.config.num_labels)
 
 class CrammingForQuestionAnswering(CrammingModel):
-    "Where an answer begins and ends."
-    def build(self, arch: Architecture, kernel: str) -> nn.Module: return QuestionAnswerer(Encoder(arch, kernel))
+    "Logits over the tokens for the first and for the last token of an answer."
+    def build(self, arch: Architecture, kernel: str) -> nn.Module:
+        return QuestionAnswerer(Encoder(arch, kernel))
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, start_positions: Tensor | None = None, end_positions: Tensor | None = None):
-        begin, end = self.model(input_ids, real(input_ids, attention_mask)).unbind(1)
-        loss = None if start_positions is None else self.loss_function(begin, end, start_positions, end_positions)
-        return outputs.QuestionAnsweringModelOutput(loss, begin, end)
-
-transformers.AutoModel.register(CrammingConfig, CrammingModel, exist_ok=True)
-for ours in (CrammingForMaskedLM, CrammingForSequenceClassification, CrammingForTokenClassification, CrammingForQuestionAnswering):
-    getattr(transformers, ours.__name__.replace("Cramming", "AutoModel")).register(CrammingConfig, ours, exist_ok=True)
+    def forward(
+            self,
+            input_ids: Tensor,                      # token ids, int64 [B, S]
+            attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
+            token_type_ids: Tensor | None = None,   # ignored: our models have no token types
+            start_positions: Tensor | None = None,  # first token of each answer [B]
+            end_positions: Tensor | None = None,    # last token of each answer [B]
+            ) -> QuestionAnsweringModelOutput:
+        logits = self.model(input_ids, token_mask(input_ids, attention_mask))  # [B, 2, S]
+        start_logits, end_logits = logits.unbind(1)
+        loss = None
+        if start_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits)

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from .hardware import device_of
+from .options import check_options, option
 from .tokenizer import MASK, SPECIAL_TOKENS
 
 # %% ../nbs/06_objective.ipynb #e01994cd
 @dataclass(frozen=True)
 class ObjectiveConfig:
     "How tokens are masked; defaults are the paper's final recipe."
-    mlm_probability: float = 0.25  # share of positions predicted (paper's code, v2; BERT: 0.15)
-    exact: bool = True             # the same number in every row (v2), or each position by itself
-    keep_random: bool = True       # 80 % [MASK], 10 % a random token, 10 % kept; False masks all
-    z_loss: float = 0.0            # weight of the squared log-normaliser (PaLM: 1e-4); 0 is off
+    mlm_probability: float = option(
+        0.25, "share of positions predicted (paper's code, v2; BERT: 0.15)", above=0, at_most=1)
+    exact: bool = option(True, "mask the same number in every sequence (v2)")
+    keep_random: bool = option(True, "80 % [MASK], 10 % a random token, 10 % kept; False masks all")
+    z_loss: float = option(
+        0.0, "weight of the squared log-normaliser (PaLM: 1e-4); 0 is off", at_least=0)
+
+    def __post_init__(self):
+        check_options(self, "objective")
 
 # %% ../nbs/06_objective.ipynb #d38b7c47
 def mix(h: Tensor) -> Tensor:

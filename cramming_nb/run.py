@@ -19,14 +19,14 @@ from .budget import Budget, UserError, rule_breaches, rules_label
 from .checkpoint import lock, write_text
 from .corpus import Corpus, get_corpus
 from .data import cache_dir
+from .distributed import ProcessGroup
 from .export import export_model, fill_mask, load_model
 from .glue import (
     PROBES, PROTOCOLS, ScoreTable, TaskData, evaluate, load_glue, probe_tasks)
 from .hardware import DTYPES, Hardware, matrix_rate
 from .recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, record_key, report
-from .training import (
-    ProcessGroup, Trainer, estimated_seconds, pretrain, should_compile)
+from .training import Trainer, estimated_seconds, pretrain, should_compile
 
 # %% ../nbs/16_run.ipynb #d63c2678
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from .budget import UserError
+from .options import check_options, option
 
 # %% ../nbs/08_schedule.ipynb #9c057358
 def triangle2(t: float) -> float:
@@ -67,33 +68,33 @@ LR_SCHEDULES = {
 @dataclass(frozen=True)
 class ScheduleConfig:
     "What changes while the budget is spent; defaults are the paper's final recipe (section 4.3)."
-    lr: str = "triangle2"        # shape of the learning rate: a name of LR_SCHEDULES
-    warmup: float = 0.0          # fraction of the plan over which the learning rate rises to `lr`
-    batch_size: int = 8192       # rows an optimizer step, at the end of the ramp
-    batch_ramp: float = 0.6      # fraction of the budget over which the batch grows; 0 is none
-    batch_start: int = 0         # rows at the start of the ramp; 0 is one effective micro-batch
-    cooldown: float = 0.0        # fraction of the plan over whose end the learning rate falls to 0
-    mask_start: float = 0.0      # mask rate at the start; 0 is the objective's throughout
-    mask_ramp: float = 1.0       # fraction of the budget over which it moves to the objective's
-    length_start: int = 0        # tokens a row at the start; 0 is full rows throughout
-    length_ramp: float = 0.5     # fraction of the budget over which rows grow to full length
-    horizon: float = 1.0         # budgets that the plan of the learning rate is long
+    lr: str = option("triangle2", "shape of the learning rate", choices=LR_SCHEDULES)
+    warmup: float = option(
+        0.0, "fraction of the plan over which the learning rate rises to `lr`",
+        at_least=0, at_most=1)
+    batch_size: int = option(8192, "sequences of an optimizer step, after the ramp", at_least=1)
+    batch_ramp: float = option(
+        0.6, "fraction of the budget over which the batch grows; 0 is none", at_least=0, at_most=1)
+    batch_start: int = option(
+        0, "sequences at the start of the ramp; 0 is one effective micro-batch", at_least=0)
+    cooldown: float = option(
+        0.0, "last fraction of the plan, over which the learning rate falls to 0",
+        at_least=0, at_most=1)
+    mask_start: float = option(
+        0.0, "mask rate at the start; 0 is the objective's throughout", at_least=0, below=1)
+    mask_ramp: float = option(
+        1.0, "fraction of the budget over which the mask rate moves to the objective's",
+        at_least=0, at_most=1)
+    length_start: int = option(
+        0, "tokens of a sequence at the start; 0 is full length throughout", at_least=0)
+    length_ramp: float = option(
+        0.5, "fraction of the budget over which sequences grow to full length",
+        at_least=0, at_most=1)
+    horizon: float = option(
+        1.0, "length of the plan of the learning rate, in budgets", at_least=1, below=math.inf)
 
     def __post_init__(self):
-        if self.lr not in LR_SCHEDULES:
-            choices = ", ".join(LR_SCHEDULES)
-            raise UserError(f"schedule.lr {self.lr!r}: choose one of {choices}")
-        for name in ("warmup", "cooldown", "batch_ramp", "mask_ramp", "length_ramp"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
-        for name, lowest in (("batch_size", 1), ("batch_start", 0), ("length_start", 0)):
-            self._require(name, getattr(self, name) >= lowest, f"a whole number from {lowest}")
-        self._require("mask_start", 0 <= self.mask_start < 1, "a number from 0 to below 1")
-        self._require("horizon", 1 <= self.horizon < math.inf, "a number from 1")
-
-    def _require(self, name: str, valid: bool, wanted: str):
-        "Refuse the value of a field that is not valid."
-        if not valid:
-            raise UserError(f"schedule.{name} {getattr(self, name)}: give {wanted}")
+        check_options(self, "schedule")
 
 # %% ../nbs/08_schedule.ipynb #285b0608
 def lr_factor(config: ScheduleConfig, t: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .budget import UserError
 from .data import hub_revision, hub_spec
-from .stages import whole
+from .stages import atomic_write
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -204,7 +204,7 @@ def answer(task, value: float) -> str:
 
 def write_archive(path: Path, predictions: dict[str, list[float]], tasks: dict):
     """Write a zip archive of one table for each entry of `predictions`, named as in ARCHIVE."""
-    with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+    with atomic_write(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in predictions.items():
             task = tasks[ARCHIVE[name][0]]
             rows = [f"{index}\t{answer(task, value)}" for index, value in enumerate(values)]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = ["--source", "machine:python"]
 SMALL = ["pocket", *TEXT, "--budget", "10step"]
 LOADS = """\
-import cramming_nb
+import cramming_nb.hf
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 tokenizer, model = (kind.from_pretrained("runs/core/export") for kind in (AutoTokenizer, AutoModelForMaskedLM))
 print(tuple(model(**tokenizer("The [MASK] is late.", return_tensors="pt")).logits.shape))

@@ -16,16 +16,27 @@ from conftest import Killable, command, hidden, sentence, write_jsonl
 from cramming_nb import corpus as corpus_module
 from cramming_nb.budget import UserError
 from cramming_nb.corpus import (
-    SHUFFLED_BLOCKS,
+    SHUFFLED_CHUNKS,
     Corpus,
     CorpusConfig,
-    block_tokens,
     chosen_tokens,
+    chunk_tokens,
     get_corpus,
     pack,
     shuffled_tokens,
 )
-from cramming_nb.stages import Local, Ray, Rows, blocks, lock, run_stage, whole, write_shards, write_table
+from cramming_nb.stages import (
+    Local,
+    Ray,
+    ShardedArray,
+    atomic_write,
+    chunk_paths,
+    lock,
+    run_stage,
+    shard_paths,
+    write_chunk,
+    write_shards,
+)
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
@@ -33,7 +44,7 @@ SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """Three files of 5 million characters each: several blocks."""
+    """Three files of 5 million characters each: several chunks."""
     folder, rng = tmp_path_factory.mktemp("large"), random.Random(7)
     known = [sentence(rng) for _ in range(3000)]
     for name in "abc":
@@ -58,7 +69,7 @@ def same(corpus: Corpus, other: Corpus) -> bool:
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(source, expected, tmp_path):
-    assert len(blocks(next(expected.folder.parent.glob("text-*")))) > 3
+    assert len(chunk_paths(next(expected.folder.parent.glob("text-*")))) > 3
     for count in (2, 3):
         assert same(get_corpus(source, CONFIG, tmp_path / str(count), progress=False, engine=Local(count)), expected)
 
@@ -141,7 +152,7 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
 
 
 def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "SHARD", 1 << 20)  # several shards
+    monkeypatch.setattr(corpus_module, "SHARD_BYTES", 1 << 20)  # several shards
     sort_shards = corpus_module.sort_shards
 
     def killed(*args):
@@ -156,7 +167,7 @@ def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch)
         build("killed")
     monkeypatch.setattr(corpus_module, "sort_shards", sort_shards)
     (folder,) = (tmp_path / "killed").glob("corpus-*")
-    packed = blocks(folder, ".bin", "packed")
+    packed = shard_paths(folder, "packed")
     assert len(packed) > 3
     times = {path: path.stat().st_mtime_ns for path in packed[:2]}
     for path in packed[2:]:
@@ -166,7 +177,7 @@ def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch)
     def noted(folder, name, chunks, size):
         write_shards(folder, name, chunks, size)
         if name == "packed":
-            written.extend(blocks(folder, ".bin", "packed"))
+            written.extend(shard_paths(folder, "packed"))
             assert {path: path.stat().st_mtime_ns for path in times} == times, "a finished shard was made again"
 
     monkeypatch.setattr(corpus_module, "write_shards", noted)
@@ -174,37 +185,37 @@ def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch)
     assert written == packed  # the same content, by the hashes in their names
 
 
-def blocks_of_tokens(folder: Path, num_blocks: int, documents_each: int) -> Path:
-    """Blocks of short documents; all tokens of a document are its number."""
+def chunks_of_tokens(folder: Path, num_chunks: int, documents_each: int) -> Path:
+    """Chunks of short documents; all tokens of a document are its number."""
     folder.mkdir()
-    for block in range(num_blocks):
-        numbers = [block * documents_each + i for i in range(documents_each)]
-        write_table(folder / f"00000-{block:05}.parquet", dict(tokens=[[number] * 3 for number in numbers]))
+    for chunk in range(num_chunks):
+        numbers = [chunk * documents_each + i for i in range(documents_each)]
+        write_chunk(folder / f"00000-{chunk:05}.parquet", dict(tokens=[[number] * 3 for number in numbers]))
     return folder
 
 
-def test_documents_are_shuffled_over_blocks_and_a_few_blocks_are_held(tmp_path, monkeypatch):
-    each, num_blocks = 20, 3 * SHUFFLED_BLOCKS + 1
-    folder = blocks_of_tokens(tmp_path / "tokens", num_blocks, each)
-    chosen = np.arange(0, num_blocks * each, 2)  # half of the documents
+def test_documents_are_shuffled_over_chunks_and_a_few_chunks_are_held(tmp_path, monkeypatch):
+    each, num_chunks = 20, 3 * SHUFFLED_CHUNKS + 1
+    folder = chunks_of_tokens(tmp_path / "tokens", num_chunks, each)
+    chosen = np.arange(0, num_chunks * each, 2)  # half of the documents
     read = []
 
     def noted(path, positions):
         read.append(path)
-        return block_tokens(path, positions)
+        return chunk_tokens(path, positions)
 
-    monkeypatch.setattr(corpus_module, "block_tokens", noted)
+    monkeypatch.setattr(corpus_module, "chunk_tokens", noted)
     parts, read_before = [], [0]
     for part in shuffled_tokens(folder, chosen):
         parts.append(part.reshape(-1, 3))
         read_before.append(len(read))
-    assert max(np.diff(read_before)) <= SHUFFLED_BLOCKS  # so many are in memory at a time
-    assert sorted(read) == blocks(folder) and read != blocks(folder)  # each once, in another order
+    assert max(np.diff(read_before)) <= SHUFFLED_CHUNKS  # so many are in memory at a time
+    assert sorted(read) == chunk_paths(folder) and read != chunk_paths(folder)  # each once, in another order
     documents = np.concatenate(parts)
     assert (documents == documents[:, :1]).all() and sorted(documents[:, 0]) == chosen.tolist()
-    from_blocks = documents[:, 0] // each
-    assert len(set(from_blocks[:50].tolist())) > 8
-    assert np.mean(from_blocks[1:] == from_blocks[:-1]) < 0.2
+    from_chunks = documents[:, 0] // each
+    assert len(set(from_chunks[:50].tolist())) > 8
+    assert np.mean(from_chunks[1:] == from_chunks[:-1]) < 0.2
     assert np.array_equal(np.concatenate(list(shuffled_tokens(folder, chosen))).reshape(-1, 3), documents)
     assert list(shuffled_tokens(folder, chosen[:0])) == []
 
@@ -216,7 +227,7 @@ def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_
     config = CorpusConfig(vocab_size=120, seq_length=16, filter_threshold=0, heldout=0.2, order="random")
     corpus = get_corpus(docs, config, tmp_path, progress=False)
 
-    def order_of(rows: Rows) -> list[str]:
+    def order_of(rows: ShardedArray) -> list[str]:
         words = " ".join(corpus.tokenizer.decode_batch(rows[:].tolist())).split()
         return list(dict.fromkeys(word for word in words if word in names))
 
@@ -230,10 +241,10 @@ def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_
 def test_held_out_rows_are_packed_in_the_order_of_the_text(expected):
     tokens = next(expected.folder.parent.glob("tokens-*"))
     text = next(expected.folder.parent.glob("text-*"))
-    unique = corpus_module.first_copies(corpus_module.column(text, "fingerprint"))
-    sizes, costs = corpus_module.column(text, "characters"), corpus_module.column(tokens, "cost")
+    unique = corpus_module.first_copies(corpus_module.read_column(text, "fingerprint"))
+    sizes, costs = corpus_module.read_column(text, "characters"), corpus_module.read_column(tokens, "cost")
     kept = unique[corpus_module.compressible(costs[unique], sizes[unique], CONFIG.filter_threshold)]
-    prints = corpus_module.column(text, "fingerprint")[kept]
+    prints = corpus_module.read_column(text, "fingerprint")[kept]
     split = corpus_module.split_documents(prints, sizes[kept], CONFIG.heldout, CONFIG.probe)
     rows = np.concatenate(list(pack(chosen_tokens(tokens, kept[split == 1]), CONFIG.seq_length)))
     assert np.array_equal(expected.heldout[:], rows)
@@ -317,7 +328,7 @@ def test_a_million_documents_of_one_word(tmp_path):
     config = CorpusConfig(vocab_size=300, seq_length=32, filter_threshold=0, sample=100_000)
     corpus = get_corpus(docs, config, tmp_path, progress=False)
     assert corpus.manifest["stages"][1]["documents"] == 1_000_000
-    assert len(blocks(next(tmp_path.glob("text-*")))) > 10
+    assert len(chunk_paths(next(tmp_path.glob("text-*")))) > 10
 
 
 def test_one_document_of_a_hundred_megabytes(tmp_path):
@@ -409,8 +420,8 @@ def test_inspect_shows_rows_statistics_and_a_picture(finished, tmp_path):
 def test_shards_read_like_one_array(tmp_path):
     rows = np.arange(70, dtype=np.uint16).reshape(14, 5)
     write_shards(tmp_path, "t", np.split(rows, [3, 3, 11]), 4)
-    found = Rows(blocks(tmp_path, ".bin", "t"), rows.shape, "uint16", 4)
-    assert len(found) == 14 and len(blocks(tmp_path, ".bin", "t")) == 4
+    found = ShardedArray(shard_paths(tmp_path, "t"), rows.shape, "uint16", 4)
+    assert len(found) == 14 and len(shard_paths(tmp_path, "t")) == 4
     for index in (0, -1, 13, slice(None), slice(2, 9), slice(9, 2, -2), [13, 0, 0, -14], np.array([4, 3]), []):
         assert np.array_equal(found[index], rows[np.asarray(index, int) if isinstance(index, list) else index])
     for index in (14, [-15]):
@@ -418,7 +429,7 @@ def test_shards_read_like_one_array(tmp_path):
             found[index]
 
 
-def test_a_stage_is_whole_or_goes_on(tmp_path):
+def test_a_stage_is_complete_or_goes_on(tmp_path):
     folder, calls = tmp_path / "stage", []
 
     def stopped(folder):
@@ -446,8 +457,8 @@ def test_a_lock_outlives_the_folder_it_was_for(tmp_path):
         assert (tmp_path / "a").is_dir()
 
 
-def test_a_file_is_whole_or_absent(tmp_path):
-    with pytest.raises(ZeroDivisionError), whole(tmp_path / "a") as part:
+def test_a_file_is_complete_or_absent(tmp_path):
+    with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "a") as part:
         part.write_text("half")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())

@@ -1,8 +1,11 @@
-"""What is exported loads elsewhere: by stock classes where they fit, else by `Auto` classes after `import cramming_nb`."""
+"""Exported folders load elsewhere: as a stock class where one fits, else after `import cramming_nb.hf`."""
 
 import json
+import os
+import pickle
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +18,7 @@ from conftest import command
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+import cramming_nb.hf
 from cramming_nb.architecture import Architecture, MaskedLM
 from cramming_nb.budget import UserError
 from cramming_nb.export import fill_mask, load_model, model_card, stock_class, write_model
@@ -49,12 +53,12 @@ def tokenizer() -> Tokenizer:
 
 
 def model(arch: Architecture) -> MaskedLM:
-    """A model with no weight as it was drawn, so that no bias is zero and no norm is one."""
+    """A model with random numbers in every weight, so that no bias is zero and no norm is one."""
     torch.manual_seed(0)
-    made = MaskedLM(arch)
-    for weight in made.parameters():
+    random_model = MaskedLM(arch)
+    for weight in random_model.parameters():
         weight.data.add_(0.1 * torch.randn_like(weight))
-    return made.eval()
+    return random_model.eval()
 
 
 @pytest.fixture(scope="session")
@@ -70,11 +74,16 @@ def exported(tokenizer, tmp_path_factory):
 
 
 def padded(lengths: tuple = (32, 20, 3)) -> dict:
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    dice = torch.Generator().manual_seed(1)
-    return dict(
-        input_ids=torch.randint(3, 64, real.shape, generator=dice).masked_fill(~real, 0), attention_mask=real.long()
-    )
+    """A batch of random tokens, padded to the longest of the lengths."""
+    attention_mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, 64, attention_mask.shape, generator=generator)
+    return dict(input_ids=tokens.masked_fill(~attention_mask, 0), attention_mask=attention_mask.long())
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    """Run code in a new Python process."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -85,12 +94,14 @@ def test_logits_are_ours(name, exported):
     kind = stock_class(ARCHITECTURES[name])
     assert type(theirs).__name__ == (kind or "CrammingForMaskedLM")
     assert (kind is None) == (type(theirs).__module__.split(".")[0] == "cramming_nb")
-    real = batch["attention_mask"].bool()
-    ours = model(ARCHITECTURES[name])(batch["input_ids"], attention_mask=real)
-    assert (ours - theirs(**batch).logits)[real].abs().max() < 1e-4
-    assert (ours - load_model(folder)[0](batch["input_ids"], attention_mask=real))[real].abs().max() < 1e-4
-    whole = model(ARCHITECTURES[name])(batch["input_ids"][:1])  # without a mask, and without padding
-    assert (whole - theirs(input_ids=batch["input_ids"][:1]).logits).abs().max() < 1e-4
+    mask = batch["attention_mask"].bool()
+    original = model(ARCHITECTURES[name])
+    loaded, _ = load_model(folder)
+    ours = original(batch["input_ids"], attention_mask=mask)
+    assert (ours - theirs(**batch).logits)[mask].abs().max() < 1e-4
+    assert (ours - loaded(batch["input_ids"], attention_mask=mask))[mask].abs().max() < 1e-4
+    unpadded = batch["input_ids"][:1]  # without padding, and without a mask
+    assert (original(unpadded) - theirs(input_ids=unpadded).logits).abs().max() < 1e-4
     alone = theirs(input_ids=batch["input_ids"][2:, :3]).logits  # what stands in the padding changes nothing
     assert (alone - theirs(**batch).logits[2:, :3]).abs().max() < 1e-4
 
@@ -146,10 +157,10 @@ def test_other_tasks_learn_from_the_folder(name, exported, tmp_path):
 def test_encoder_alone(exported):
     folder, batch = exported("crammed"), padded()
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    ours, real = model(ARCHITECTURES["crammed"]).encoder, batch["attention_mask"].bool()
+    ours, mask = model(ARCHITECTURES["crammed"]).encoder, batch["attention_mask"].bool()
     with torch.no_grad():
-        gap = theirs(**batch).last_hidden_state - ours(batch["input_ids"], attention_mask=real)
-    assert gap[real].abs().max() < 1e-5
+        gap = theirs(**batch).last_hidden_state - ours(batch["input_ids"], attention_mask=mask)
+    assert gap[mask].abs().max() < 1e-5
     assert theirs.get_input_embeddings().weight.shape == (64, 32)
 
 
@@ -162,10 +173,10 @@ def test_model_that_transformers_saved_is_read(kind, exported, tokenizer, tmp_pa
     theirs.save_pretrained(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     batch = padded()
-    real = batch["attention_mask"].bool()
+    mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], attention_mask=real)
-    assert gap[real].abs().max() < 1e-4
+        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], attention_mask=mask)
+    assert gap[mask].abs().max() < 1e-4
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     assert {weight.dtype for weight in load_model(tmp_path)[0].parameters()} == {torch.float32}
 
@@ -183,10 +194,10 @@ def test_configuration_of_ours_goes_round(exported, tmp_path):
 
 
 BOTH_ORDERS = {
-    "ours first": "import cramming_nb, transformers",
-    "theirs first": "import transformers, cramming_nb",
-    "theirs used first": "from transformers import AutoConfig, AutoModelForMaskedLM, pipeline; import cramming_nb, transformers",
-    "a submodule first": "from cramming_nb.budget import Budget; import transformers",
+    "ours first": "import cramming_nb.hf, transformers",
+    "theirs first": "import transformers, cramming_nb.hf",
+    "theirs used first": "from transformers import AutoConfig, AutoModelForMaskedLM, pipeline; import transformers, cramming_nb.hf",
+    "the package first": "import cramming_nb, cramming_nb.budget; import transformers; import cramming_nb.hf",
 }
 
 
@@ -194,38 +205,90 @@ BOTH_ORDERS = {
 def test_either_import_order(imports, exported):
     code = f"""{imports}
 folder = {str(exported("crammed"))!r}
-said = [type(transformers.AutoTokenizer.from_pretrained(folder)("the [MASK]")["input_ids"]).__name__]
-said.append(type(transformers.AutoConfig.from_pretrained(folder)).__name__)
-for use in ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"):
-    said.append(type(getattr(transformers, "AutoModelFor" + use).from_pretrained(folder)).__name__)
-said.append(transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])
-print(*said)"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    uses = "MaskedLM SequenceClassification TokenClassification QuestionAnswering".split()
-    assert said.stdout.split()[:6] == ["list", "CrammingConfig", *(f"CrammingFor{use}" for use in uses)]
-    assert "trust_remote_code" not in said.stderr
+print(type(transformers.AutoTokenizer.from_pretrained(folder)("the [MASK]")["input_ids"]).__name__)
+print(type(transformers.AutoConfig.from_pretrained(folder)).__name__)
+print(type(transformers.AutoModel.from_pretrained(folder)).__name__)
+for task in ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"):
+    print(type(getattr(transformers, "AutoModelFor" + task).from_pretrained(folder)).__name__)
+print(transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    tasks = "MaskedLM SequenceClassification TokenClassification QuestionAnswering".split()
+    classes = ["list", "CrammingConfig", "CrammingModel", *(f"CrammingFor{task}" for task in tasks)]
+    assert done.stdout.split()[:7] == classes
+    assert "trust_remote_code" not in done.stderr
 
 
-def test_import_loads_nothing(tmp_path):
-    said = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import cramming_nb"], capture_output=True, text=True
-    )
-    loaded = {line.split("|")[-1].strip() for line in said.stderr.splitlines()}
-    (spent,) = [line.split("|")[1] for line in said.stderr.splitlines() if line.endswith(" cramming_nb")]
-    assert not {name for name in loaded if name.split(".")[0] in ("torch", "transformers", "numpy")}
-    assert int(spent) < 1_000_000  # microseconds
+def test_model_type_is_unknown_without_the_import(exported):
+    """`import cramming_nb` alone changes nothing in transformers, whichever is imported first."""
+    done = run_python(f"""import cramming_nb, transformers, cramming_nb.budget
+try:
+    transformers.AutoConfig.from_pretrained({str(exported("crammed"))!r})
+except ValueError as error:
+    print(error)""")
+    assert done.returncode == 0, done.stderr
+    assert "model type `cramming_nb`" in done.stdout
+
+
+def test_import_without_transformers_names_the_extra():
+    done = run_python("import sys; sys.modules['transformers'] = None; import cramming_nb.hf")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("needs transformers: pip install 'cramming_nb[hf]'")
+
+
+EARLY = Path(__file__).parent / "data" / "export-v1"  # written before cramming_nb.hf was there
+EARLY_LOGITS = [0.1723, -0.1433, -0.0128, 0.3726, 0.4734, -0.1735, 0.0850, 0.2030]  # of token 7
+
+
+@torch.no_grad()
+def test_early_export_still_loads():
+    ids = torch.arange(3, 11)[None]
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(EARLY).eval()
+    ours, _ = load_model(EARLY)
+    assert type(theirs) is cramming_nb.hf.CrammingForMaskedLM
+    assert theirs(input_ids=ids).logits[0, :, 7].tolist() == pytest.approx(EARLY_LOGITS, abs=1e-4)
+    assert ours(ids)[0, :, 7].tolist() == pytest.approx(EARLY_LOGITS, abs=1e-4)
+
+
+def test_pickled_model_loads_in_a_new_process(tmp_path):
+    """As a process of transformers' Trainer gets it: without any import of ours."""
+    path = tmp_path / "model.pickle"
+    path.write_bytes(pickle.dumps(transformers.AutoModelForMaskedLM.from_pretrained(EARLY)))
+    done = run_python(f"""import pickle
+with open({str(path)!r}, "rb") as file:
+    model = pickle.load(file)
+print(type(model).__name__, type(model.config).__name__, model.config.hidden_size)""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["CrammingForMaskedLM", "CrammingConfig", "8"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], ids=oct)
+@pytest.mark.parametrize("name", ["bert", "crammed"])
+def test_files_have_the_permissions_of_new_files(name, umask, tokenizer, tmp_path):
+    before = os.umask(umask)
+    try:
+        write_model(model(ARCHITECTURES[name]).state_dict(), tokenizer, ARCHITECTURES[name], "", tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(modes, oct(0o666 & ~umask)) and "model.safetensors" in modes
+
+
+def test_export_of_a_run_is_readable_by_others(finished):
+    folder = finished.folder / "export"
+    usual = stat.S_IMODE((folder / "config.json").stat().st_mode)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {usual}
 
 
 def test_stock_folder_needs_nothing_of_ours(exported):
     code = f"""import sys, transformers
 for folder in {[str(exported(name)) for name in ("bert", "modern")]!r}:
-    print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__, transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])
+    print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__)
+    assert transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"]
 print("cramming_nb" in sys.modules)"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    rows = said.stdout.split("\n")
-    assert [row.split()[0] for row in rows[:3]] == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
 
 
 DAMAGE = {
@@ -257,9 +320,10 @@ def test_damaged_folder_is_refused_in_one_line(damage, name, exported):
 def test_card_fits_the_kind_and_says_the_rules():
     record = RunRecord.read(Path(__file__).parent / "data" / "record-v1.json")
     ours, stock = (model_card(record, 5, kind) for kind in (None, "BertForMaskedLM"))
-    assert "import cramming_nb" in ours and "cramming_nb" not in stock.split("## Use")[1]
+    assert "import cramming_nb.hf" in ours and "cramming_nb" not in stock.split("## Use")[1]
     for card in (ours, stock):
         assert "| rules | Rules |" in card and 'pipeline("fill-mask"' in card and record.key in card
+        assert 'AutoModelForMaskedLM.from_pretrained("THIS FOLDER")' in card
     opened = replace(record, provenance=dict(rules="Open", breaches=["a pretrained filter"]))
     assert "| rules | Open; a pretrained filter |" in model_card(opened, 5, None)
 
@@ -269,8 +333,10 @@ def test_snippet_of_the_card_runs(finished):
     card = (finished.folder / "export" / "README.md").read_text()
     for snippet in re.findall(r"```python\n(.*?)```", card, re.S):
         code = snippet.replace("THIS FOLDER", str(finished.folder / "export"))
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert said.returncode == 0, said.stderr
+        code += "\nfrom transformers import AutoModelForMaskedLM\n"
+        code += f"AutoModelForMaskedLM.from_pretrained({str(finished.folder / 'export')!r})"
+        done = run_python(code)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_tokenizer_is_the_one_of_the_rows(a_copy, monkeypatch):

@@ -1,4 +1,4 @@
-"""Steps of the optimizers compared with steps by hand; gradients in one buffer; states that survive a file."""
+"""Steps of the optimizers compared with steps by hand; gradients in one buffer; states in a file."""
 
 import math
 
@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from cramming_nb.checkpoint import load_checkpoint, save_checkpoint
-from cramming_nb.optimizer import AVERAGES, OPTIMIZERS, Optimizer, OptimizerConfig, evaluation_weights, flat_buffer
+from cramming_nb.optimizer import (
+    AVERAGES,
+    OPTIMIZERS,
+    Optimizer,
+    OptimizerConfig,
+    evaluation_weights,
+    flat_buffer,
+)
 
 LR, DECAY = 0.01, 0.1
 
@@ -82,7 +89,8 @@ def test_steps_are_those_of_the_equations(kind, clip):
         optimizer.accumulate()
         assert optimizer.step(LR).item() == pytest.approx(norm, rel=1e-5)
     for name, w in optimizer.named.items():
-        expected = by_hand(kind, start[name], gradients[name], DECAY if name in decays else 0.0, betas, eps)
+        decay = DECAY if name in decays else 0.0
+        expected = by_hand(kind, start[name], gradients[name], decay, betas, eps)
         assert torch.allclose(w, expected, rtol=1e-4, atol=1e-6), name
 
 
@@ -93,7 +101,8 @@ def test_bert_adam_leaves_weights_as_they_were_after_an_overflow():
     before = [w.clone() for w in optimizer.masters]
     optimizer.flat_grads.fill_(math.inf)
     optimizer.step(LR)
-    assert optimizer.skipped == 1 and all(torch.equal(a, b) for a, b in zip(before, optimizer.masters, strict=True))
+    assert optimizer.skipped == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, optimizer.masters, strict=True))
     learn(model, optimizer, range(2, 4))
     assert all(w.isfinite().all() for w in optimizer.masters)
 
@@ -128,7 +137,9 @@ def test_views_are_aligned_and_do_not_overlap():
 
 
 CONFIGS = {name: OptimizerConfig(name) for name in OPTIMIZERS}
-CONFIGS |= {name: OptimizerConfig(average=name, average_steps=3) for name in AVERAGES if name != "none"}
+for name in AVERAGES:
+    if name != "none":
+        CONFIGS[name] = OptimizerConfig(average=name, average_steps=3)
 CONFIGS["muon with an average"] = OptimizerConfig("muon", average="lawa", average_steps=2)
 
 
@@ -144,28 +155,30 @@ def test_a_state_goes_through_a_file(name, middle, tmp_path):
     if middle:
         optimizer.backward(model(torch.ones(2, 3, dtype=torch.bfloat16)).square().sum())
         optimizer.accumulate()
-    save_checkpoint(tmp_path, 4, optimizer.state(), {})
+    save_checkpoint(tmp_path, 4, optimizer.state_dict(), {})
     saved, _ = load_checkpoint(tmp_path)
     weights = {key for key in saved if key.endswith(".encoder.up.weight")}
-    assert "master.encoder.up.weight" in weights and len(weights) > 1  # what is kept for a weight has its name
-    resumed.load(saved)
+    assert "master.encoder.up.weight" in weights
+    assert len(weights) > 1  # what the optimizers keep for a weight has its name
+    resumed.load_state_dict(saved)
     assert resumed.empty is not middle and resumed.has_state()
     learn(model, optimizer, range(5, 8))
     learn(other, resumed, range(5, 8))
-    ours, theirs = optimizer.state(), resumed.state()
+    ours, theirs = optimizer.state_dict(), resumed.state_dict()
     assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
     with optimizer.evaluation():
         found = [w.clone() for w in optimizer.weights]
     expected = evaluation_weights(theirs)
-    assert all(torch.equal(w, expected[key].to(w.dtype)) for key, w in zip(optimizer.names, found, strict=True))
+    for name, weight in zip(optimizer.names, found, strict=True):
+        assert torch.equal(weight, expected[name].to(weight.dtype))
 
 
 def test_loading_forgets_what_was_there():
     model = build()
     optimizer = Optimizer(model, OptimizerConfig())
-    fresh = {name: t.clone() for name, t in optimizer.state().items()}
+    fresh = {name: t.clone() for name, t in optimizer.state_dict().items()}
     learn(model, optimizer, range(3))
-    optimizer.load(fresh)
+    optimizer.load_state_dict(fresh)
     assert not optimizer.has_state() and optimizer.empty
     again = build()
     other = Optimizer(again, OptimizerConfig())
