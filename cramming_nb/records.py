@@ -317,7 +317,7 @@ class Folded(Table):
 
 # %% ../nbs/13_records.ipynb #9613cb23
 MISHAPS = dict(
-    stopped="given up",
+    stopped="stopped early",
     skipped_steps="steps left out because a gradient was not finite",
     returns="returns to a checkpoint, with half the learning rate",
 )
