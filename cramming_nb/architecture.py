@@ -75,7 +75,8 @@ class Architecture:
     qk_norm: bool = option(False, "queries and keys of each head normalised (ours)")
     block_mixing: int = option(
         0, "neighbours per side mixed into each attention (ours)", at_least=0)
-    document_attention: bool = option(False, "attention stays within a document (paper: it does not)")
+    document_attention: bool = option(
+        False, "attention stays within a document (paper: it does not)")
     embedding_size: int = option(
         0, "width of a factorised embedding; 0 is off (paper: no gain)",
         at_least=0)
@@ -90,7 +91,7 @@ class Architecture:
 
 # %% ../nbs/05_architecture.ipynb #4c0aad08
 def num_parameters(module: nn.Module) -> int:
-    "Trained numbers, shared ones counted once."
+    "The number of trained parameters; shared ones are counted once."
     return sum(p.numel() for p in module.parameters())
 
 # %% ../nbs/05_architecture.ipynb #a7d4747a
@@ -105,8 +106,9 @@ class GLU(nn.Module):
         return value * self.gate(gate)
 
 class SquaredReLU(nn.Module):
-    "The square of what is positive, [...] (So et al. 2021)."
-    def forward(self, x: Tensor) -> Tensor: return F.relu(x).square()
+    "The square of the positive part, [...] (So et al. 2021)."
+    def forward(self, x:
+        Tensor) -> Tensor: return F.relu(x).square()
 
 FUNCTIONS = {"gelu": nn.GELU(), "relu": nn.ReLU(), "relu_squared": SquaredReLU(), "silu": nn.SiLU()}
 PLAIN_ACTIVATIONS = {name: (f, 1) for name, f in FUNCTIONS.items()}
@@ -139,7 +141,8 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
 
     q [B, heads, Q, d], k and v [B, heads, S, d], additive mask [B, 1, 1 or Q, S]."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if mask is not None: scores = scores + mask
+    if mask is not None:
+        scores = scores + mask
     return F.dropout(scores.softmax(-1), dropout) @ v
 
 # torch's fused kernels are fastest on GPUs
@@ -160,7 +163,8 @@ class LearnedPosition(nn.Module):
         weight = torch.empty(arch.max_length, arch.hidden_size).normal_(std=arch.init_std)
         self.weight = nn.Parameter(weight)
 
-    def forward(self, x: Tensor) -> Tensor: return x + self.weight[:x.shape[1]]
+    def forward(self, x:
+        Tensor) -> Tensor: return x + self.weight[:x.shape[1]]
 
 class Sinusoidal(nn.Module):
     "Fixed sinusoids, added to x [B, S, H]."
@@ -169,7 +173,8 @@ class Sinusoidal(nn.Module):
         table = sinusoids(arch.max_length, arch.hidden_size)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor: return x + self.table[:x.shape[1]]
+    def forward(self, x:
+        Tensor) -> Tensor: return x + self.table[:x.shape[1]]
 
 class ScaledSinusoidal(Sinusoidal):
     "Fixed sinusoids times one trained scalar (paper, section 4.2)."
@@ -177,7 +182,8 @@ class ScaledSinusoidal(Sinusoidal):
         super().__init__(arch)
         self.scale = nn.Parameter(torch.tensor(arch.hidden_size ** -0.5))
 
-    def forward(self, x: Tensor) -> Tensor: return x + self.scale * self.table[:x.shape[1]]
+    def forward(self, x:
+        Tensor) -> Tensor: return x + self.scale * self.table[:x.shape[1]]
 
 # %% ../nbs/05_architecture.ipynb #446a2bab
 def rotate(x: Tensor, table: Tensor) -> Tensor:
@@ -204,13 +210,16 @@ class Rotary(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        if positions is None: return rotate(x, self.table[:x.shape[2]])
+        if positions is None:
+            return rotate(x, self.table[:x.shape[2]])
         return rotate(x, self.table[positions][:, None])
 
 class Unchanged(nn.Module):
     "A choice that is off: gives back its first input, [...]."
-    def __init__(self, arch: Architecture | None = None): super().__init__()
-    def forward(self, x: Tensor, *_) -> Tensor: return x
+    def __init__(self, arch:
+        Architecture | None = None): super().__init__()
+    def forward(self, x:
+        Tensor, *_) -> Tensor: return x
 
 POSITIONS = {  # name -> (at the embedding, at queries and keys)
     "learned": (LearnedPosition, Unchanged),
@@ -246,7 +255,8 @@ def attention_bias(
         documents: Tensor | None,       # the document of each token [B, S]
         dtype: torch.dtype) -> AttentionBias:
     "What keeps attention away from padding, or inside each document."
-    if attention_mask is None and documents is None: return NO_MASK
+    if attention_mask is None and documents is None:
+        return NO_MASK
     if documents is None:
         segment_ids, visible = attention_mask, attention_mask[:, None, None]
     else:
@@ -257,7 +267,8 @@ def attention_bias(
 # %% ../nbs/05_architecture.ipynb #cd7b2cd9
 def select_positions(x: Tensor, positions: Tensor | None) -> Tensor:
     "The states at some positions [B, k] of x [B, S, H], as [B, k, H]; all of x if None."
-    if positions is None: return x
+    if positions is None:
+        return x
     return x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
 
 # %% ../nbs/05_architecture.ipynb #b1eaf191
@@ -281,7 +292,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         "Queries at `positions`, keys and values everywhere, each [B, S or k, H]."
         H = x.shape[-1]
-        if positions is None: return self.qkv(x).split(H, -1)
+        if positions is None:
+            return self.qkv(x).split(H, -1)
         weight, bias = self.qkv.weight, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:H], bias[H:])
         q = F.linear(select_positions(x, positions), weight[:H], q_bias)
@@ -341,7 +353,8 @@ class FourierMixing(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
         segment_ids = bias.segment_ids
-        if segment_ids is None: segment_ids = torch.zeros_like(x[..., 0])
+        if segment_ids is None:
+            segment_ids = torch.zeros_like(x[..., 0])
         matrices = fourier_matrices(segment_ids).to(x.dtype)
         cosine, sine = (select_positions(matrix, positions) for matrix in matrices)
         even, odd = (x @ self.features).chunk(2, -1)
@@ -366,24 +379,27 @@ class PreNormBlock(nn.Module):
         self.norm1 = Unchanged() if first and not arch.first_norm else make_norm(arch)
         self.norm2 = make_norm(arch)
         self.dropout = nn.Dropout(arch.dropout)
-        if arch.block_mixing: self.mixing = NeighborMixing(arch.block_mixing, arch.hidden_size)
-        else: self.mixing = Unchanged()
+        if arch.block_mixing:
+            self.mixing = NeighborMixing(arch.block_mixing, arch.hidden_size)
+        else:
+            self.mixing = Unchanged()
         self.attention = TOKEN_MIXERS[arch.token_mixing](arch, kernel)
         self.ffn = FeedForward(arch)
 
     def mix(self, x: Tensor, positions: Tensor | None, bias: AttentionBias) -> Tensor:
-        "Attention with what surrounds it: mixing of neighbours before, dropout after."
-        return self.dropout(self.attention(self.mixing(x, bias.segment_ids), positions, bias))
+        "Attention, with mixing of neighbours before it and dropout after it."
+        x = self.mixing(x, bias.segment_ids)
+        return self.dropout(self.attention(x, positions, bias))
 
     def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        x = self.mix(self.norm1(x), positions, bias) + select_positions(x, positions)
+        x = select_positions(x, positions) + self.mix(self.norm1(x), positions, bias)
         return x + self.dropout(self.ffn(self.norm2(x)))
 
 # %% ../nbs/05_architecture.ipynb #d3beaa0b
 class PostNormBlock(PreNormBlock):
     "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
     def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        x = self.norm1(self.mix(x, positions, bias) + select_positions(x, positions))
+        x = self.norm1(select_positions(x, positions) + self.mix(x, positions, bias))
         return self.norm2(x + self.dropout(self.ffn(x)))
 
 class SandwichBlock(PreNormBlock):
@@ -395,7 +411,7 @@ class SandwichBlock(PreNormBlock):
 
     def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
         mixed = self.norm3(self.mix(self.norm1(x), positions, bias))
-        x = mixed + select_positions(x, positions)
+        x = select_positions(x, positions) + mixed
         return x + self.norm4(self.dropout(self.ffn(self.norm2(x))))
 
 BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock, "sandwich": SandwichBlock}
@@ -434,10 +450,12 @@ INITS = {  # name -> what fills a weight; `writes`: its output is added to the r
 def initialise(model: nn.Module, arch: Architecture):
     "First weights: embeddings normal, projections by `arch.init`, biases zero."
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding): nn.init.normal_(module.weight, std=arch.init_std)
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=arch.init_std)
         if isinstance(module, nn.Linear):
             INITS[arch.init](module.weight, arch, name.endswith((".out", ".down")))
-            if module.bias is not None: nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 # %% ../nbs/05_architecture.ipynb #118e70c9
 def bert_transform(arch: Architecture) -> nn.Module:
@@ -478,7 +496,8 @@ def masked_lookup(ids: Tensor, weight: Tensor) -> Tensor:
 class TokenEmbedding(nn.Embedding):
     "An embedding of token ids [B, S] as [B, S, E] whose [MASK] row is no bottleneck on GPUs."
     def forward(self, ids: Tensor) -> Tensor:
-        if adds_atomically(self.weight): return masked_lookup(ids, self.weight)
+        if adds_atomically(self.weight):
+            return masked_lookup(ids, self.weight)
         return super().forward(ids)
 
 # %% ../nbs/05_architecture.ipynb #30199599
@@ -491,11 +510,13 @@ class Encoder(nn.Module):
         self.arch = arch
         self.embedding = TokenEmbedding(arch.vocab_size, embedding_size)
         self.widen = Unchanged()
-        if arch.embedding_size: self.widen = nn.Linear(embedding_size, hidden_size, bias=False)
+        if arch.embedding_size:
+            self.widen = nn.Linear(embedding_size, hidden_size, bias=False)
         self.position = POSITIONS[arch.position][0](arch)
         self.embedding_norm = make_norm(arch) if arch.embedding_norm else Unchanged()
         self.mixing = Unchanged()
-        if arch.neighbor_mixing: self.mixing = NeighborMixing(arch.neighbor_mixing, hidden_size)
+        if arch.neighbor_mixing:
+            self.mixing = NeighborMixing(arch.neighbor_mixing, hidden_size)
         self.dropout = nn.Dropout(arch.dropout)
         block = BLOCKS[arch.norm_placement]
         self.blocks = nn.ModuleList(block(arch, kernel, i == 0) for i in range(arch.num_layers))
@@ -509,10 +530,12 @@ class Encoder(nn.Module):
             attention_mask: Tensor | None = None,  # False at padding [B, S]
             documents: Tensor | None = None,       # the document of each token [B, S]
             ) -> Tensor:
-        x = self.embedding_norm(self.position(self.widen(self.embedding(ids))))
+        x = self.widen(self.embedding(ids))
+        x = self.embedding_norm(self.position(x))
         bias = attention_bias(attention_mask, documents, x.dtype)
         x = self.dropout(self.mixing(x, bias.segment_ids))
-        for block in self.blocks[:-1]: x = block(x, None, bias)
+        for block in self.blocks[:-1]:
+            x = block(x, None, bias)
         return self.final_norm(self.blocks[-1](x, positions, bias))
 
 # %% ../nbs/05_architecture.ipynb #45d6bee9
@@ -557,13 +580,15 @@ class MaskedLM(nn.Module):
         self.encoder = Encoder(arch, kernel)
         self.transform = HEAD_TRANSFORMS[arch.head_transform](arch)
         self.narrow = Unchanged()
-        if embedding_size: self.narrow = nn.Linear(hidden_size, embedding_size, bias=False)
+        if embedding_size:
+            self.narrow = nn.Linear(hidden_size, embedding_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(arch.vocab_size)) if arch.decoder_bias else None
         self.decoder = None
         if not arch.tie_embeddings:
             weight = torch.empty_like(self.encoder.embedding.weight).normal_(std=arch.init_std)
             self.decoder = nn.Parameter(weight)
-        for part in (self.transform, self.narrow): initialise(part, arch)
+        for part in (self.transform, self.narrow):
+            initialise(part, arch)
 
     def head(self, hidden: Tensor) -> Tensor:
         "Logits for hidden states [B, S or k, H]."
@@ -583,7 +608,8 @@ class MaskedLM(nn.Module):
         if arch.sparse_prediction:
             return self.head(self.encoder(ids, masked_positions, attention_mask, documents))
         hidden = self.encoder(ids, None, attention_mask, documents)
-        if arch.sparse_head: return self.head(select_positions(hidden, masked_positions))
+        if arch.sparse_head:
+            return self.head(select_positions(hidden, masked_positions))
         return select_positions(self.head(hidden), masked_positions)
 
 # %% ../nbs/05_architecture.ipynb #e1455aa1
@@ -618,7 +644,8 @@ class TokenClassifier(nn.Module):
 
 class QuestionAnswerer(TokenClassifier):
     "Logits [B, 2, S] for the first and for the last token of an answer, never in the padding."
-    def __init__(self, encoder: Encoder): super().__init__(encoder, 2)
+    def __init__(self, encoder:
+        Encoder): super().__init__(encoder, 2)
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
         logits = super().forward(ids, attention_mask).mT
@@ -636,8 +663,9 @@ PARTS = {  # part -> what the names of its parameters contain
 }
 
 def parameters_by_part(arch: Architecture) -> dict[str, int]:
-    "Trained numbers of a masked language model, by the part they belong to."
-    with torch.device("meta"): weights = dict(MaskedLM(arch).named_parameters())
+    "The number of parameters of a masked language model in each of its parts."
+    with torch.device("meta"):
+        weights = dict(MaskedLM(arch).named_parameters())
     counts = dict.fromkeys(PARTS, 0)
     for name, weight in weights.items():
         part = next(part for part, pattern in PARTS.items() if re.search(pattern, name))
@@ -646,7 +674,7 @@ def parameters_by_part(arch: Architecture) -> dict[str, int]:
 
 # %% ../nbs/05_architecture.ipynb #63f03b56
 def flops_by_part(arch: Architecture, mask_rate: float) -> dict[str, tuple[float, float]]:
-    "FLOPs of training per token, forward and backward, by part; `mask_rate` is what is predicted."
+    "FLOPs of training per token, (forward, backward) by part; `mask_rate`: share of predictions."
     H, S, E, L = arch.hidden_size, arch.max_length, arch.embedding_size, arch.num_layers
     blocks = L - 1 + (mask_rate if arch.sparse_prediction else 1)  # but for keys and values
     in_head = mask_rate if arch.sparse_head else 1
@@ -666,5 +694,5 @@ def flops_by_part(arch: Architecture, mask_rate: float) -> dict[str, tuple[float
     return {part: (2.0 * count, 2.0 * backward[part]) for part, count in forward.items()}
 
 def flops_per_token(arch: Architecture, mask_rate: float) -> float:
-    "FLOPs of training per token, forward and backward; `mask_rate` is what is predicted."
+    "FLOPs of training per token, forward and backward; `mask_rate`: share of predictions."
     return sum(map(sum, flops_by_part(arch, mask_rate).values()))

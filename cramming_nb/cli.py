@@ -7,9 +7,8 @@ __all__ = ['chapters', 'RecipeName', 'Source', 'Changes', 'DataDir', 'GlueDir', 
            'Snapshots', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile', 'ExportFolder', 'Texts', 'Action',
            'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine', 'DESCRIPTION',
            'COMMANDS', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'Data', 'OnRun', 'Glue',
-           'Report', 'Export', 'Predict', 'print_bars', 'Recipes', 'list_recipes', 'show_recipe', 'explain_fields',
-           'print_differences', 'Measure', 'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph',
-           'suggestion', 'parse', 'end_by_signal', 'report_error', 'main']
+           'Report', 'Export', 'Predict', 'print_bars', 'Recipes', 'Measure', 'BenchTrain', 'BenchData', 'BenchGlue',
+           'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse', 'end_by_signal', 'report_error', 'main']
 
 # %% ../nbs/18_cli.ipynb #fbc4e3e1
 import contextlib, io, json, os, re, signal, sys
@@ -74,8 +73,8 @@ def parse_changes(settings: tuple[str, ...]) -> dict[str, object]:
             raise UserError(f"--set {setting}: the value is not YAML; {advice}") from None
     return changes
 
-def changed_recipe(name: str, settings: tuple[str, ...]) -> "Recipe":
-    "A recipe by its name or file, with the changes of --set."
+def changed_recipe(name: str, settings: tuple[str, ...]) -> object:
+    "The `Recipe` with that name, or from that file, with the changes of --set."
     recipe = chapters.recipes.load_recipe(name)
     return chapters.recipes.change(recipe, parse_changes(settings))
 
@@ -399,32 +398,31 @@ class Recipes:
             known = ", ".join(chapters.recipes.RECIPES)
             raise UserError(f"cram recipes {self.action} takes {count} names; there are {known}")
         recipes = [chapters.recipes.load_recipe(name) for name in names]
-        actions = dict(list=list_recipes, show=show_recipe, fields=explain_fields,
-                       diff=print_differences)
+        actions = dict(list=self.list, show=self.show, fields=self.explain, diff=self.compare)
         actions[self.action](*recipes)
 
-def list_recipes():
-    "Print one line on each recipe."
-    for recipe in chapters.recipes.RECIPES.values():
-        model, schedule = recipe.architecture, recipe.schedule
-        print(f"{recipe.name:28} {model.num_layers:2} × {model.hidden_size:4}, "
-              f"vocabulary {model.vocab_size}, batch {schedule.batch_size}, {schedule.lr}")
+    def list(self):
+        "Print one line on each recipe."
+        for recipe in chapters.recipes.RECIPES.values():
+            model, schedule = recipe.architecture, recipe.schedule
+            print(f"{recipe.name:28} {model.num_layers:2} × {model.hidden_size:4}, "
+                  f"vocabulary {model.vocab_size}, batch {schedule.batch_size}, {schedule.lr}")
 
-def show_recipe(recipe: "Recipe"):
-    "Print a recipe as YAML."
-    print(recipe.to_yaml(), end="")
+    def show(self, recipe: "Recipe"):
+        "Print a recipe as YAML."
+        print(recipe.to_yaml(), end="")
 
-def explain_fields(recipe: "Recipe"):
-    "Print each field of a recipe, its value, and what it means."
-    values = chapters.recipes.flat(recipe)
-    for name, meaning in chapters.recipes.field_help(recipe).items():
-        setting = f"{name} = {json.dumps(values[name])}"
-        print(f"{setting:48} {meaning}")
+    def explain(self, recipe: "Recipe"):
+        "Print each field of a recipe, its value, and what it means."
+        values = chapters.recipes.flat(recipe)
+        for name, meaning in chapters.recipes.field_help(recipe).items():
+            setting = f"{name} = {json.dumps(values[name])}"
+            print(f"{setting:48} {meaning}")
 
-def print_differences(first: "Recipe", second: "Recipe"):
-    "Print the fields in which two recipes differ, with both values."
-    for name, a, b in chapters.recipes.diff(first, second):
-        print(f"{name:34} {a!s:>20} {b!s:>20}")
+    def compare(self, first: "Recipe", second: "Recipe"):
+        "Print the fields in which two recipes differ, with both values."
+        for name, a, b in chapters.recipes.diff(first, second):
+            print(f"{name:34} {a!s:>20} {b!s:>20}")
 
 # %% ../nbs/18_cli.ipynb #1e07cc06
 Picture = Annotated[Path | None, arg(

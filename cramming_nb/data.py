@@ -88,7 +88,7 @@ def cache_dir() -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "cramming_nb"
 
-# %% ../nbs/01_data.ipynb #05b9cf3a
+# %% ../nbs/01_data.ipynb #96de27cf
 def read_docstrings(files: list[str], progress: bool = True) -> list[list[str]]:
     "The docstrings of each file; more than 2,000 files are divided among processes."
     with ProcessPoolExecutor() as pool:  # starts a process only when it is given work
@@ -272,7 +272,7 @@ def hub_revision(name: str, revision: str | None) -> str:
                           path.stat().st_mtime_ns))
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:40]
 
-# %% ../nbs/01_data.ipynb #6cf2f12f
+# %% ../nbs/01_data.ipynb #687a49db
 def hub_documents(spec: str, column: str = "text") -> Iterator[dict]:
     "Stream a dataset from the Hugging Face hub, or from a folder with the same layout."
     import datasets
@@ -394,7 +394,7 @@ def clean(text: str) -> str:
     "Replace control, undecodable and unencodable characters by spaces, and strip white space."
     return CONTROL.sub(" ", text).strip()
 
-# %% ../nbs/01_data.ipynb #d758b67d
+# %% ../nbs/01_data.ipynb #ed363a1a
 def fingerprint(text: str) -> int:
     "A 64-bit hash of a text that ignores case and white space."
     letters = text.lower().encode().translate(None, b" \t\n\r\v\f")
@@ -427,7 +427,7 @@ def clean_batch(batch: dict) -> dict:
 
 # %% ../nbs/01_data.ipynb #9d4a48a6
 def repeated_bytes(data: bytes, shortest: int, border: int = 0xFF) -> np.ndarray:
-    "Mark passages of `shortest` bytes or more that occurred before, without `border`, bool [bytes]."
+    "Mark passages of at least `shortest` bytes, without `border`, seen before, bool [bytes]."
     try:
         from pydivsufsort import divsufsort, kasai
     except ImportError:

@@ -9,7 +9,7 @@ __all__ = ['OLD_NAMES', 'FORMS', 'Entry', 'read_entry', 'read_list', 'throughput
            'results_table']
 
 # %% ../nbs/17_experiments.ipynb #203758d0
-import json, multiprocessing, os, signal, sys, time
+import json, multiprocessing, os, sys, time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
@@ -21,7 +21,7 @@ from joblib import wrap_non_picklable_objects as by_value
 from tqdm import tqdm
 from .bench import bench_recipes, pace
 from .budget import Budget, UserError
-from .checkpoint import Interrupted
+from .checkpoint import Interrupted, watch_signals
 from .data import cache_dir
 from .hardware import Hardware
 from .recipes import Recipe, change, load_recipe
@@ -289,9 +289,7 @@ def task_message(ray: ModuleType, task: object) -> str:
 
 def execute_on_cluster(runs: list[Run], jobs: int = 0, progress: bool = True):
     "Execute runs as tasks of Ray, each on a GPU of its own if the cluster has any."
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    with Ray() as engine:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
+    with Ray() as engine, watch_signals() as signals:
         ray = engine.ray
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         jobs, gpus, cpus = divide_cluster([node for node in nodes if node.get("CPU")], jobs)
@@ -303,10 +301,10 @@ def execute_on_cluster(runs: list[Run], jobs: int = 0, progress: bool = True):
         started, messages = [], []
         try:
             with tqdm(total=len(runs), desc="lab", unit="run", disable=not progress) as bar:
-                while waiting or started:
+                while (waiting or started) and not signals:
                     while waiting and len(started) < jobs:
                         started.append(start(waiting.pop(0), os.getcwd(), cpus))
-                    ended, started = ray.wait(started)
+                    ended, started = ray.wait(started, timeout=1)
                     messages += [task_message(ray, task) for task in ended]
                     bar.update(len(ended))
         finally:

@@ -74,7 +74,7 @@ class Device:
         return shutil.which(os.environ.get("CXX", "g++"))
 
     def prepare(self, dtype: torch.dtype):
-        "Set up this process for fast training in a format."
+        "Change settings of the whole process for fast training in a format."
         keep_memory()
 
     def put(self, array: np.ndarray) -> Tensor:
@@ -274,7 +274,7 @@ def matrix_rate(hardware: Hardware, seconds: float = 0.3, size: int = 0) -> floa
 
 # %% ../nbs/04_hardware.ipynb #4249f3d1
 def datasheet_rate(name: str) -> float | None:
-    "FLOP/s that the maker states for a GPU, by its device name; None if it is not in GPU_TFLOPS."
+    "FLOP/s in the data sheet of a GPU, by its device name; None if it is not in GPU_TFLOPS."
     other = r"(?! (Ti|Super|Laptop|Max-Q|MIG)\b)"  # is another card, or a part of one
     fits = []
     for gpu in GPU_TFLOPS:
@@ -380,7 +380,7 @@ def nvml_counters() -> list[Counter]:
     return [(read, float("inf"))] if read() is not None else []  # before Volta, GPUs do not count
 
 def nvml_facts() -> dict[str, object]:
-    "Driver version and power limit (watts) of the GPU in use, as far as its driver tells."
+    "Driver version and power limit (watts) of the GPU in use, as far as its driver reports them."
     if not (found := nvml_handle()):
         return {}
     nvml, gpu = found
@@ -393,7 +393,7 @@ def nvml_facts() -> dict[str, object]:
 
 # %% ../nbs/04_hardware.ipynb #b8ee61d6
 class EnergyMeter:
-    "Joules used since it was made; read it every few minutes, before a counter starts again twice."
+    "Joules used since it was created; read it often, before a counter starts again twice."
     def __init__(self, counters: list[Counter]):
         self.counters, self.joules = counters, 0.0
         self.last = [read() for read, _ in counters]

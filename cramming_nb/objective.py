@@ -49,9 +49,10 @@ def position_hash(row: Tensor, length: int, stream: int) -> Tensor:
 
 # %% ../nbs/06_objective.ipynb #b661005d
 def num_predicted(config: ObjectiveConfig, length: int) -> int:
-    """Positions predicted a row, `k`.
+    """The number of positions of a sequence that are reserved for predictions, `k`.
 
-    Exact masking predicts so many; Bernoulli masking wants more in one of ten thousand rows.
+    Exact masking predicts exactly `k`. Bernoulli masking predicts as many as chance decides, at
+    most `k`; in fewer than one of ten thousand sequences this limit cuts some off.
     """
     mean = config.mlm_probability * length
     if config.exact:
@@ -64,12 +65,12 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
               rows: Tensor,             # row numbers, int64 [B]
               epochs: Tensor,           # their epochs, int64 [B]
               seed: int,                # of the run
-              config: ObjectiveConfig,  # how
+              config: ObjectiveConfig,  # how many to mask, and how
               vocab_size: int,          # random tokens are drawn from all but the special ones
               ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mask rows of tokens.
+    """Mask some tokens of each sequence.
 
-    Returns the masked ids [B, S], the positions to predict [B, k], the tokens that stood there
+    Returns the masked ids [B, S], the positions to predict [B, k], the original tokens there
     [B, k], and weights [B, k]: 1, or 0 where a position does not count.
     """
     length, k = ids.shape[1], num_predicted(config, ids.shape[1])

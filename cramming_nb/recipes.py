@@ -26,7 +26,7 @@ from .training import TrainingConfig
 # %% ../nbs/12_recipes.ipynb #18519423
 @dataclass(frozen=True)
 class Recipe:
-    "Everything that decides a run but its text, budget and seed; defaults are crammed-v2."
+    "Everything that decides a run except its text, budget and seed; defaults are crammed-v2."
     name: str = "crammed-v2"  # in tables, and of run folders
     corpus: CorpusConfig = CorpusConfig()
     architecture: Architecture = Architecture()
@@ -62,24 +62,27 @@ def flat(recipe: Recipe) -> dict[str, object]:
     "The fields of a recipe by dotted name."
     values = {}
     for part, fields in json.loads(json.dumps(asdict(recipe))).items():
-        if part == "name": continue
+        if part == "name":
+            continue
         for field, value in fields.items():
             values[f"{part}.{field}"] = value
     return values
 
 # %% ../nbs/12_recipes.ipynb #2351eab2
 def convert(key: str, value: object, kind: type) -> object:
-    "`value`, from YAML, as the type a field has."
+    "A `value` from YAML, converted to the type of its field, or refused."
     try:
         if typing.get_origin(kind) is tuple and isinstance(value, (list, tuple)):
-            if len(value) == len(typing.get_args(kind)): return tuple(map(float, value))
+            if len(value) == len(typing.get_args(kind)):
+                return tuple(map(float, value))
         elif kind is float and type(value) in (int, float, str):
             return float(value)
         elif kind is int and isinstance(value, str) and float(value).is_integer():
             return int(float(value))
         elif isinstance(kind, type) and type(value) is kind:
             return value
-    except (TypeError, ValueError): pass
+    except (TypeError, ValueError):
+        pass
     raise UserError(f"{key} = {value!r}: expected {getattr(kind, '__name__', kind)}")
 
 def unknown_field(key: str, known: dict[str, object]) -> str:
@@ -97,7 +100,8 @@ def change(recipe: Recipe, changes: dict[str, object], name: str | None = None) 
         raise UserError("architecture.vocab_size is the corpus's; set corpus.vocab_size")
     known, changed = flat(recipe), defaultdict(dict)
     for key, value in changes.items():
-        if key not in known: raise UserError(unknown_field(key, known))
+        if key not in known:
+            raise UserError(unknown_field(key, known))
         part, _, field = key.partition(".")
         kind = typing.get_type_hints(type(getattr(recipe, part)))[field]
         changed[part][field] = convert(key, value, kind)
@@ -118,7 +122,8 @@ def field_help(recipe: Recipe) -> dict[str, str]:
 # %% ../nbs/12_recipes.ipynb #bacb3008
 def read_fields(path: Path) -> dict:
     "The contents of a recipe file: a name, and parts with their fields."
-    try: fields = yaml.safe_load(path.read_text())
+    try:
+        fields = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
@@ -130,7 +135,8 @@ def read_fields(path: Path) -> dict:
 
 def load_recipe(name: str) -> Recipe:
     "A recipe by its name, or from a YAML file that names some or all fields."
-    if name in RECIPES: return RECIPES[name]
+    if name in RECIPES:
+        return RECIPES[name]
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         close = difflib.get_close_matches(name, RECIPES, 1)
@@ -254,7 +260,7 @@ CRAMMED_RECIPES = [
 ]
 
 # %% ../nbs/12_recipes.ipynb #b2692c0c
-# The final version with what the search has found to pay.
+# The final version with what the search has found useful.
 OURS = Recipe(
     "crammed-nb",
     corpus=CorpusConfig(order="random"),

@@ -27,7 +27,7 @@ from .scores import ScoreTable, compare
 
 # %% ../nbs/13_records.ipynb #887c847e
 def record_key(recipe: dict, budget: str, seed: int, corpus: dict) -> str:
-    "SHA-256 of what decides a run: recipe, budget, seed and the rows it reads."
+    "SHA-256 of what decides a run: recipe, budget, seed and the sequences it reads."
     rows = {name: entry["sha256"] for name, entry in corpus["files"].items()}
     decisive = json.dumps([recipe, budget, seed, rows], sort_keys=True)
     return hashlib.sha256(decisive.encode()).hexdigest()
@@ -35,22 +35,22 @@ def record_key(recipe: dict, budget: str, seed: int, corpus: dict) -> str:
 # %% ../nbs/13_records.ipynb #1db6663d
 @dataclass
 class RunRecord:
-    "What a run was and what came of it (schema 1)."
-    key: str            # SHA-256 of (recipe, budget, seed, corpus rows)
+    "What decided a run, and its results (schema 1)."
+    key: str            # SHA-256 of recipe, budget, seed and sequences
     recipe: dict        # all fields
     budget: str         # as given
-    seed: int           # of weights, masks, and the order of rows where that is random
-    corpus: dict        # manifest: identity, configuration, stages, hashes of rows, unigram entropy
+    seed: int           # of weights, masks, and the order of sequences where that is random
+    corpus: dict        # manifest: identity, configuration, stages, hashes, unigram entropy
     environment: dict   # device, number format, threads, driver, versions
     provenance: dict    # source, anything pretrained, rules label
     pretraining: dict   # curve, losses (nats), spent, shares (s), tokens/s, MFU, memory, energy
     results: list = field(default_factory=list)  # of each fine-tuning: task, init, seed, scores
     samples: list = field(default_factory=list)  # masked sentences and what the model fills in
-    schema: int = 1     # version of this form
+    schema: int = 1     # version of this format
 
     @classmethod
     def read(cls, path: Path) -> "RunRecord":
-        "A record from its file, validated."
+        "Read a record from its file, and validate it."
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -68,7 +68,7 @@ class RunRecord:
 
     @property
     def gain(self) -> float:
-        "Nats the model is better than the unigram predictor on held-out text."
+        "By how many nats the model is better than the unigram predictor on held-out text."
         return self.pretraining["unigram_entropy"] - self.pretraining["heldout_loss"]
 
     def _repr_markdown_(self):
@@ -87,7 +87,7 @@ class RunRecord:
                           f"| {' | '.join(columns.values())} |"])
 
 def utilisation_text(pretraining: dict) -> str:
-    "MFU by the median of the measured matrix rates, and its range over them; or `not known`."
+    "MFU by the median of the measured matrix rates, with its range; or `not known`."
     mfu, rates = pretraining["mfu"], pretraining.get("matrix_rates") or []
     if mfu is None:
         return "not known"
@@ -116,7 +116,7 @@ def environment(hardware: Hardware) -> dict:
 # %% ../nbs/13_records.ipynb #54764577
 NEEDED = RunRecord.__annotations__
 NUMBER = (int, float)
-INSIDE = dict(  # fields that a part of a record needs, and what each may be
+INSIDE = dict(  # fields that each part of a record needs, and their types
     recipe=dict(name=str, schedule=dict, optimizer=dict),
     corpus=dict(files=dict, stages=list),
     provenance=dict(rules=str),
@@ -128,7 +128,7 @@ INSIDE = dict(  # fields that a part of a record needs, and what each may be
 )
 
 def require(where: str, fields: object, kinds: dict[str, type | tuple[type, ...]]):
-    "Raise unless `fields` holds each of `kinds`, and as that kind."
+    "Raise a `UserError` unless `fields` has each name of `kinds`, with a value of that type."
     for name, kind in kinds.items():
         known = isinstance(fields, dict) and name in fields
         if not known or not isinstance(fields[name], kind):
@@ -136,7 +136,7 @@ def require(where: str, fields: object, kinds: dict[str, type | tuple[type, ...]
             raise UserError(f"{where}: field {name!r} is missing or no {kind_name}")
 
 def validate(data: dict, path: Path | str = "record") -> RunRecord:
-    "A record from parsed JSON, or a line that says what is wrong with it."
+    "Make a record from parsed JSON, or raise a `UserError` that says what is wrong with it."
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a record")
     if data.get("schema") != 1:
@@ -158,7 +158,7 @@ def validate(data: dict, path: Path | str = "record") -> RunRecord:
 
 # %% ../nbs/13_records.ipynb #65983a72
 def names_of(records: list) -> list[str]:
-    "What runs, or recipes, are called beside each other; numbered where names are the same."
+    "The names of runs or recipes for one table or figure; numbered if some are the same."
     names = [r.name for r in records]
     if len(set(names)) == len(names):
         return names
@@ -209,7 +209,7 @@ def plot_schedules(
     schedule: ScheduleConfig, peak: float, seq_length: int = 128, mlm_probability: float = 0.25,
     unit: int = 1,
 ) -> np.ndarray:
-    "What changes over the budget, learning rates up to `peak`, each in a panel of its own."
+    "Plot what changes over the budget, one panel each; learning rates go up to `peak`."
     t = np.linspace(0, 1, 400)
     lines = schedules_at(t, schedule, peak, seq_length, mlm_probability, unit)
     _, axes = plt.subplots(1, len(lines), figsize=(9, 2.6), layout="constrained")
@@ -220,13 +220,13 @@ def plot_schedules(
 
 # %% ../nbs/13_records.ipynb #09056cd3
 def shares(record: RunRecord) -> dict[str, str]:
-    "Seconds by what they were spent on, and their share."
+    "The seconds of each part of a run, and their share of all."
     spent = record.pretraining["shares"]
     total = sum(spent.values()) or 1
     return {what: f"{seconds:,.1f} ({seconds / total:.0%})" for what, seconds in spent.items()}
 
 def plot_shares(record: RunRecord, ax: plt.Axes | None = None) -> plt.Axes:
-    "Where the seconds of the budget went."
+    "Plot the seconds of each part of a run as one divided bar."
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 1.5), layout="constrained")
     labels, left = shares(record), 0.0
@@ -240,7 +240,7 @@ def plot_shares(record: RunRecord, ax: plt.Axes | None = None) -> plt.Axes:
 
 # %% ../nbs/13_records.ipynb #0a4e804d
 def plain(text: object) -> str:
-    "A text as Markdown shows it, whatever is in it."
+    "A text with everything escaped that Markdown or HTML would interpret."
     line = html.escape(" ".join(str(text).split()), quote=False)
     return re.sub(r"([\\`*|~\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", line)
 
@@ -283,7 +283,7 @@ class Table:
 @dataclass
 class Figure:
     "A picture and its numbers."
-    draw: Callable  # draws it with matplotlib
+    draw: Callable  # draws the picture with matplotlib
     alt: str        # what it shows, for those who cannot see it
     table: Table    # its numbers
 
@@ -318,7 +318,7 @@ class Folded(Table):
 
 # %% ../nbs/13_records.ipynb #9613cb23
 MISHAPS = dict(
-    stopped="given up",
+    stopped="stopped early",
     skipped_steps="steps left out because a gradient was not finite",
     returns="returns to a checkpoint, with half the learning rate",
 )
@@ -342,7 +342,7 @@ def resources(pretraining: dict) -> dict[str, str]:
     return used
 
 def facts(record: RunRecord) -> dict[str, str]:
-    "What readers ask first about a run."
+    "What readers ask first about a run, by name."
     p = record.pretraining
     mishaps = {what: str(p[key]) for key, what in MISHAPS.items() if p.get(key)}
     return {
@@ -362,7 +362,7 @@ def side_by_side(columns: dict[str, dict]) -> Table:
     return Table(rows, ("", *columns))
 
 def beside(records: list[RunRecord], of: Callable[[RunRecord], dict]) -> Table:
-    "What `of` says of each record, in a column of its own."
+    "A table with a column for each record, filled by the function `of`."
     return side_by_side(dict(zip(names_of(records), map(of, records))))
 
 # %% ../nbs/13_records.ipynb #ab0e6d0e
@@ -378,7 +378,7 @@ def decides(record: RunRecord) -> dict[str, object]:
     return parts | dict(budget=record.budget, seed=record.seed, text=text) | hashes
 
 def differences(records: list[RunRecord]) -> Table:
-    "What decides the runs and is not the same in all."
+    "Of what decides the runs, all that is not the same in each of them."
     table = beside(records, decides)
     rows = [row for row in table.rows if len(set(map(str, row[1:]))) > 1]
     return Table(rows, table.head)
@@ -387,7 +387,7 @@ def differences(records: list[RunRecord]) -> Table:
 SHOWN = ("no pretraining", "crammed v1", "crammed v2", "BERT-base")  # rows of PAPER_SCORES
 
 def scores(records: list[RunRecord]) -> Table:
-    "Scores of one run with and without pretraining, or of several with it; and the paper's."
+    "Scores of one run with and without pretraining, or of several runs; and the paper's."
     tables = [ScoreTable(r.results) for r in records]
     counted = list(tables[0].weights["mean"])
     same_tasks = len({tuple(table.columns) for table in tables}) == 1
@@ -425,7 +425,7 @@ def score_differences(records: list[RunRecord]) -> Table:
 
 # %% ../nbs/13_records.ipynb #730ed61f
 def curve_points(record: RunRecord, most: int = 12) -> list[dict]:
-    "Points of a curve at equal distances, `most` at most, the last one among them."
+    "At most `most` points of a curve at equal distances, including the last one."
     curve = record.pretraining["curve"]
     every = max(1, -(-len(curve) // most))
     return curve[::-every][::-1]
@@ -464,7 +464,7 @@ def schedule_figure(record: RunRecord) -> Figure:
 
 # %% ../nbs/13_records.ipynb #df801ef9
 def about_scores(records: list[RunRecord], probes: bool) -> list[tuple]:
-    "The sections on scores of GLUE, or of probes, if there are any."
+    "The sections on scores of GLUE, or of probes; none where there are no scores."
     scored = []
     for record in records:
         results = [x for x in record.results if (x["task"] in TASKS) != probes]
@@ -505,7 +505,7 @@ def about_text(record: RunRecord) -> tuple:
     return "Text", sentence, [Table(rows, head)] if rows else []
 
 def about_samples(records: list[RunRecord]) -> tuple:
-    "The section of masked sentences, each with the guesses of all runs that have it."
+    "The section on masked sentences, each with the guesses of all runs that have it."
     def guesses(record: RunRecord) -> dict[str, str]:
         return {sample["text"]: " · ".join(f"{word} {chance:.0%}" for word, chance
                                            in sample["fills"]) for sample in record.samples}
@@ -540,7 +540,7 @@ def about_time(records: list[RunRecord]) -> tuple:
     return "Where the time went", sentence, [table]
 
 def sections(records: list[RunRecord]) -> list[tuple]:
-    "The parts of a report: of each section its heading, what to see in it, and that."
+    "The sections of a report, each with its heading, its sentence, and its tables or figures."
     first, several = records[0], len(records) > 1
     machine_section = (
         "Environment", "The machine whose seconds these are.", [beside(records, machine)])
@@ -609,7 +609,7 @@ def html_section(name: str, sentence: str, parts: list) -> str:
     return f"<h2>{html.escape(name)}</h2><p class=say>{html.escape(sentence)}</p>{body}"
 
 def report(*records: RunRecord, markdown: bool = False) -> str:
-    "What was run, how it went, what came of it: a self-contained HTML page, or Markdown."
+    "The report of one or several runs, as a self-contained HTML page or as Markdown."
     title = " beside ".join(names_of(records))
     parts = sections(list(records))
     if markdown:

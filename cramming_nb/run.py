@@ -19,6 +19,7 @@ from .budget import Budget, UserError, rule_breaches, rules_label
 from .checkpoint import lock, write_text
 from .corpus import Corpus, get_corpus
 from .data import cache_dir
+from .distributed import ProcessGroup
 from .export import export_model, fill_mask, load_model
 from .finetuning import evaluate
 from .glue import PROTOCOLS, TaskData, load_glue
@@ -27,8 +28,7 @@ from .probes import PROBES, probe_tasks
 from .recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, record_key, report
 from .scores import ScoreTable
-from .training import (
-    ProcessGroup, Trainer, estimated_seconds, pretrain, should_compile)
+from .training import Trainer, estimated_seconds, pretrain, should_compile
 
 # %% ../nbs/16_run.ipynb #d63c2678
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def inverse_sqrt(t: float, knee: float = 0.05) -> float:
     return math.sqrt(knee / max(t, knee))
 
 def constant(t: float) -> float:
-    "The peak throughout."
+    "Always the peak."
     return 1.0
 
 # %% ../nbs/08_schedule.ipynb #bd6dfb39
@@ -104,10 +104,10 @@ def lr_factor(config: ScheduleConfig, t: float) -> float:
 
 # %% ../nbs/08_schedule.ipynb #96361aba
 def batch_rows(config: ScheduleConfig, t: float, unit: int = 1) -> int:
-    """Rows of the optimizer step that begins at fraction `t`.
+    """The number of sequences in the optimizer step that begins at fraction `t`.
 
-    While the batch grows it is a multiple of `unit`, the rows of an effective micro-batch
-    (micro-batch size times processes), and at least one of them; it is never above `batch_size`.
+    While the batch grows it is a positive multiple of `unit`, the number of sequences in an
+    effective micro-batch (micro-batch size times processes). It is never above `batch_size`.
     """
     if not config.batch_ramp or t >= config.batch_ramp:
         return config.batch_size
@@ -117,15 +117,15 @@ def batch_rows(config: ScheduleConfig, t: float, unit: int = 1) -> int:
 
 # %% ../nbs/08_schedule.ipynb #fe6151be
 def micro_batch_for(share: int, largest: int) -> int:
-    "The micro-batch size, at most `largest`, that cuts `share` rows into equal parts."
+    "The micro-batch size, at most `largest`, that cuts `share` sequences into equal parts."
     micro_batches = math.ceil(share / largest)
     return math.ceil(share / micro_batches)
 
 # %% ../nbs/08_schedule.ipynb #fcdd477c
-LEVELS = 8  # of mask rate and of row length, at most: each is one more graph to compile
+LEVELS = 8  # of mask rate and of sequence length, at most: each is one more graph to compile
 
 def level(t: float, ramp: float, levels: int) -> int:
-    "Which of `levels` equal parts of the ramp `t` lies in, from 0; after the ramp, the last."
+    "The part of the ramp, of `levels` equal ones counted from 0, that `t` is in; then the last."
     if t >= ramp:
         return levels - 1
     return min(levels - 1, int(levels * t / ramp))
@@ -140,9 +140,9 @@ def mask_rate(config: ScheduleConfig, t: float, final: float) -> float:
 
 # %% ../nbs/08_schedule.ipynb #ddf33e7c
 def row_length(config: ScheduleConfig, t: float, full: int) -> int:
-    """Tokens a row in a step that begins at fraction `t`.
+    """The number of tokens of a sequence in a step that begins at fraction `t`.
 
-    Rows of the corpus have `full` tokens and are cut into 1, 2, 4 ... equal parts.
+    Sequences of the corpus have `full` tokens and are cut into 1, 2, 4 ... equal parts.
     """
     if not config.length_start:
         return full

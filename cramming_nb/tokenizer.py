@@ -79,7 +79,7 @@ def unigram(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
 
 TOKENIZERS = {"wordpiece": wordpiece, "bpe": bpe, "unigram": unigram}
 
-# %% ../nbs/02_tokenizer.ipynb #799a8890
+# %% ../nbs/02_tokenizer.ipynb #5b92540a
 def split_singly(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
     "The normalised parts of words, and for each part the position of its word, int64 [parts]."
     parts, owners = [], []
@@ -181,7 +181,7 @@ def check_vocab_size(size: int, vocab_size: int):
         problem = "the characters of this text alone, at the beginning and within a word,"
         raise UserError(f"{problem} are {size} pieces; give a larger vocab_size than {vocab_size}")
 
-# %% ../nbs/02_tokenizer.ipynb #7e09a432
+# %% ../nbs/02_tokenizer.ipynb #ec24846f
 def train_tokenizer(
     texts: Iterable[str] | dict[str, int],  # a sample of cleaned, unfiltered text, or word counts
     vocab_size: int = 32768,                # pieces, special tokens included
@@ -320,7 +320,7 @@ class PieceTable:
         "The token ids of some entries, int [entries], one after another, int32 [tokens]."
         return self.ids[ragged_indices(self.starts[entries], self.lengths[entries])]
 
-# %% ../nbs/02_tokenizer.ipynb #be1ca6cb
+# %% ../nbs/02_tokenizer.ipynb #3b1fd5bc
 class WordPieces(PieceTable):
     "The token ids and the cost of each word of a table that grows."
     def __init__(self, tokenizer: Tokenizer, words: Iterable[str] = ()):  # each distinct word once

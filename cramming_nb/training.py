@@ -8,8 +8,8 @@ __all__ = ['NONFINITE', 'COMPILE', 'HELDOUT_MASKS', 'HELDOUT_SEED', 'TrainingCon
            'HeldoutSequences', 'if_it_fits', 'Trainer', 'trial', 'rows_that_fit', 'later_memory', 'largest_that_fits',
            'double_while_faster', 'find_micro_batch', 'Progress', 'book_as_lost', 'StepStart', 'Interval',
            'Checkpoints', 'resume', 'last_sign_of_life', 'read_log', 'Logger', 'NoLogger', 'utilisation',
-           'busy_seconds', 'finite', 'Energy', 'Metrics', 'counts_real_time', 'reason_to_stop', 'Validation', 'RunLog',
-           'Calibration', 'Recovery', 'RunClock', 'seconds_per_step', 'choose_exchange', 'tune', 'TrainingRun',
+           'busy_seconds', 'finite', 'Energy', 'Metrics', 'RunLog', 'Calibration', 'counts_real_time', 'reason_to_stop',
+           'Validation', 'Recovery', 'RunClock', 'seconds_per_step', 'choose_exchange', 'tune', 'TrainingRun',
            'open_logger', 'snapshots_to_save', 'pretrain', 'outcome']
 
 # %% ../nbs/10_training.ipynb #26540c37
@@ -239,13 +239,16 @@ class GradientSum:
         self.optimizer.accumulate()
         self.positions += positions
 
-    def step(self, lr: float) -> Tensor:
-        "Update the weights with the mean gradient; returns its norm before clipping, a scalar."
+    def reduce(self):
+        "Add up the gradients of all processes."
         if self.optimizer.empty:  # this process had no sequences
             self.optimizer.flat_grads.zero_()
             self.optimizer.empty = False
         self.exchange.sum(self.optimizer.flat_grads)
         self.exchange.group.all_reduce(self.positions)
+
+    def step(self, lr: float) -> Tensor:
+        "Update the weights with the mean gradient; returns its norm before clipping, a scalar."
         norm = self.optimizer.step(lr, self.full_batch / self.positions)
         self.positions.zero_()
         return norm
@@ -305,7 +308,7 @@ class HeldoutSequences:
             part = rows[start:start + size]
             yield self.corpus.heldout[part].astype(np.int64), part, np.zeros_like(part)
 
-# %% ../nbs/10_training.ipynb #674e7167
+# %% ../nbs/10_training.ipynb #003fd451
 def if_it_fits(work: Callable, *args: object) -> object:
     "The result of work(*args), or None where there is not the memory for it."
     try:
@@ -314,6 +317,7 @@ def if_it_fits(work: Callable, *args: object) -> object:
         if not is_out_of_memory(error):
             raise
 
+# %% ../nbs/10_training.ipynb #674e7167
 class Trainer:
     "A model, its optimizer and its text: takes steps and validates. It does not know the time."
     def __init__(self, corpus: Corpus, architecture: Architecture, objective: ObjectiveConfig,
@@ -392,6 +396,7 @@ class Trainer:
 
     def update(self, t: float):
         "The optimizer's step at fraction `t`, with the mean gradient over all processes."
+        self.gradients.reduce()
         norm = if_it_fits(self.gradients.step, self.schedule.lr(t))
         if norm is None:  # the first step allocates moments; gradients are scaled, so no second try
             raise UserError("the optimizer's state does not fit into the memory of this device; "
@@ -520,7 +525,11 @@ def largest_that_fits(trainer: Trainer, rows: int) -> tuple[int, float]:
 
 def double_while_faster(trainer: Trainer, rows: int, speed: float, most: int, begun: float,
                         seconds: float) -> int:
-    "Double `rows` while that is 5 % faster, until `seconds` after the time `begun`; returns them."
+    """Double `rows` up to `most` while that is 5 % faster; returns them.
+
+    `speed` is that of the first ones, in sequences a second. No trial begins that, by the last
+    one, would end more than `seconds` after the time `begun`.
+    """
     taken = time.perf_counter() - begun  # as the next trial, which compiles as well, may take
     while 2 * rows <= most and time.perf_counter() - begun + taken <= seconds:
         start = time.perf_counter()
@@ -579,7 +588,7 @@ class Progress:
         return cls(**{name: state[name] for name in known} | dict(spent=spent))
 
     def advance(self, sequences: int, length: int, flops_per_token: float):
-        "Count sequences of `length` tokens that were trained on, and the FLOPs of their tokens."
+        "Count `sequences` of `length` tokens that were trained on, at `flops_per_token` FLOPs."
         tokens = sequences * length
         self.cursor += sequences
         self.spent.tokens += tokens
@@ -806,9 +815,10 @@ def finite(x: float) -> float | None:
 # %% ../nbs/10_training.ipynb #7d997b7b
 class Energy:
     "Joules that a run has used on all its devices, where the hardware counts them."
-    def __init__(self, device: Device, group: ProcessGroup, before: float | None):
+    def __init__(self, device: Device, group: ProcessGroup,
+                 before: float | None):  # joules of the run that this one resumes; None: unknown
         self.device, self.group = device, group
-        self.joules = before  # used by the run that this one resumes; None: not counted
+        self.joules = before
         self.before = before or 0.0
         self.meter = EnergyMeter(device.energy_counters())
 
@@ -875,6 +885,56 @@ class Metrics:
             self.trainer.hardware.name, since["flops"], since["step_seconds"],
             self.progress.rates, self.trainer.group.size)
 
+# %% ../nbs/10_training.ipynb #097f76d4
+class RunLog:
+    "Writes the log lines of a run when they are due."
+    def __init__(self, trainer: Trainer, budget: Budget, clock: Clock, progress: Progress,
+                 logger: Logger | NoLogger):
+        self.clock, self.progress, self.logger = clock, progress, logger
+        self.metrics = Metrics(trainer, budget, clock, progress)
+        self.interval = Interval(budget, progress.spent, 1.0, 0.01, 0.001)
+
+    def has_news(self) -> bool:
+        "Whether something was trained since the last line."
+        return self.progress.spent.tokens != self.metrics.last["tokens"]
+
+    def is_due(self, t: float) -> bool:
+        "Whether there is something to log at fraction `t`, and it is time."
+        return self.has_news() and (t >= 1 or self.interval.due())
+
+    def write(self, t: float) -> int:
+        "Log a step that began at fraction `t`; returns the updates left out since the last line."
+        line = self.metrics.line(t)
+        self.progress.skipped += line["skipped_steps"]
+        self.logger.log(line)
+        self.clock.lap("logging")
+        return line["skipped_steps"]
+
+    def restart(self):
+        "Count time and speeds from now on."
+        self.interval.restart()
+        self.metrics.restart()
+
+class Calibration:
+    "Measures the matrix rate of the machine, which utilisation is counted against."
+    def __init__(self, hardware: Hardware, budget: Budget, clock: Clock, progress: Progress):
+        self.hardware, self.clock, self.progress = hardware, clock, progress
+        self.interval = Interval(budget, progress.spent, math.inf, 0.25)
+
+    def measure(self):
+        "Add the rate of this moment to those of the run."
+        self.progress.rates.append(matrix_rate(self.hardware, seconds=0.1))
+
+    def measure_if_due(self):
+        "Measure it at each quarter of the budget, on the clock."
+        if self.interval.due():
+            self.measure()
+            self.clock.lap("calibration")
+
+    def restart(self):
+        "Count the next quarter from now on."
+        self.interval.restart()
+
 # %% ../nbs/10_training.ipynb #2ed31688
 def counts_real_time(budget: Budget, clock: Clock) -> bool:
     "Whether the budget is one of seconds on a real clock."
@@ -929,56 +989,6 @@ class Validation:
             raise UserError("the held-out loss is not a number before the first step; set "
                             "training.dtype=float32, or look at the initial weights")
         progress.stopped = reason_to_stop(self.trainer.training, loss, t)
-
-# %% ../nbs/10_training.ipynb #097f76d4
-class RunLog:
-    "Writes the log lines of a run when they are due."
-    def __init__(self, trainer: Trainer, budget: Budget, clock: Clock, progress: Progress,
-                 logger: Logger | NoLogger):
-        self.clock, self.progress, self.logger = clock, progress, logger
-        self.metrics = Metrics(trainer, budget, clock, progress)
-        self.interval = Interval(budget, progress.spent, 1.0, 0.01, 0.001)
-
-    def has_news(self) -> bool:
-        "Whether something was trained since the last line."
-        return self.progress.spent.tokens != self.metrics.last["tokens"]
-
-    def is_due(self, t: float) -> bool:
-        "Whether there is something to log at fraction `t`, and it is time."
-        return self.has_news() and (t >= 1 or self.interval.due())
-
-    def write(self, t: float) -> int:
-        "Log a step that began at fraction `t`; returns the updates left out since the last line."
-        line = self.metrics.line(t)
-        self.progress.skipped += line["skipped_steps"]
-        self.logger.log(line)
-        self.clock.lap("logging")
-        return line["skipped_steps"]
-
-    def restart(self):
-        "Count time and speeds from now on."
-        self.interval.restart()
-        self.metrics.restart()
-
-class Calibration:
-    "Measures the matrix rate of the machine, which utilisation is counted against."
-    def __init__(self, hardware: Hardware, budget: Budget, clock: Clock, progress: Progress):
-        self.hardware, self.clock, self.progress = hardware, clock, progress
-        self.interval = Interval(budget, progress.spent, math.inf, 0.25)
-
-    def measure(self):
-        "Add the rate of this moment to those of the run."
-        self.progress.rates.append(matrix_rate(self.hardware, seconds=0.1))
-
-    def measure_if_due(self):
-        "Measure it at each quarter of the budget, on the clock."
-        if self.interval.due():
-            self.measure()
-            self.clock.lap("calibration")
-
-    def restart(self):
-        "Count the next quarter from now on."
-        self.interval.restart()
 
 # %% ../nbs/10_training.ipynb #3dd334b4
 class Recovery:
@@ -1128,7 +1138,7 @@ class TrainingRun:
         self.progress.spent.steps += 1
 
     def micro_batch(self, count: int, t: float, flops_per_token: float):
-        "Train on the next `count` sequences, and count them and their FLOPs."
+        "Train on the next `count` sequences, and count them, at `flops_per_token` FLOPs a token."
         trainer = self.trainer
         batch = trainer.batch(self.progress.cursor, count)
         self.clock.lap("data")

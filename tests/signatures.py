@@ -58,6 +58,11 @@ def documented() -> dict[str, set[str]]:
     return found
 
 
+def is_option(value: ast.expr | None) -> bool:
+    """Whether a field is made by `option(default, meaning, ...)`, which says what it means."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "option" and len(value.args) == 2
+
+
 class Cell:
     """One exported cell, read for what is missing."""
 
@@ -88,7 +93,9 @@ class Cell:
         if any("dataclass" in ast.unparse(d) for d in node.decorator_list):
             fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
             fields = [f for f in fields if not re.fullmatch(r"(?!Path)[A-Z]\w+", ast.unparse(f.annotation))]
-            yield from (f"{name}.{f.target.id} has no comment" for f in fields if not self.comment(f).strip())
+            for field in fields:
+                if not self.comment(field).strip() and not is_option(field.value):
+                    yield f"{name}.{field.target.id} has no comment"
         bases = [documented().get(ast.unparse(base), set()) for base in node.bases]
         yield from self.of(node.body, name + ".", told, frozenset().union(*bases))
 

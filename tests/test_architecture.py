@@ -1,4 +1,7 @@
-"""What every switch of the model does: none is ignored, none leaks, all are counted; on the CPU, and on a GPU where there is one."""
+"""What every switch of the model does: none is ignored, none leaks, all are counted.
+
+On the CPU, and on a GPU where there is one.
+"""
 
 import itertools
 from dataclasses import asdict, fields, replace
@@ -38,7 +41,15 @@ from cramming_nb.budget import UserError
 from cramming_nb.recipes import RECIPES, change, field_help, flat
 from cramming_nb.tokenizer import MASK, SEP
 
-SMALL = Architecture(vocab_size=64, max_length=24, hidden_size=32, num_layers=2, num_heads=4, ffn_size=48, init_std=0.2)
+SMALL = Architecture(
+    vocab_size=64,
+    max_length=24,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    ffn_size=48,
+    init_std=0.2,
+)
 POST = dict(norm_placement="post", final_norm=False)
 FOURIER = dict(token_mixing="fourier")
 ALL_LOGITS = dict(sparse_prediction=False, sparse_head=False)
@@ -56,26 +67,36 @@ NUMBERS = dict(
 )
 NUMBERS |= dict(dropout=0.5, classifier_size=64, init_std=0.1, block_mixing=1, embedding_size=16)
 NAMES = dict(
-    activation=ACTIVATIONS, position=POSITIONS, norm_placement=BLOCKS, head_transform=HEAD_TRANSFORMS, pooling=POOLINGS
+    activation=ACTIVATIONS,
+    position=POSITIONS,
+    norm_placement=BLOCKS,
+    head_transform=HEAD_TRANSFORMS,
+    pooling=POOLINGS,
+    norm=NORMS,
+    token_mixing=TOKEN_MIXERS,
+    init=INITS,
 )
-NAMES |= dict(norm=NORMS, token_mixing=TOKEN_MIXERS, init=INITS)
 FLAGS = [name for name, value in asdict(SMALL).items() if isinstance(value, bool)]
 
 
 def flipped() -> list[dict]:
     """One change for each value of each switch that is not the value of SMALL."""
-    named = [{field: name} for field, names in NAMES.items() for name in names if name != getattr(SMALL, field)]
-    found = (
-        named
-        + [{field: value} for field, value in NUMBERS.items()]
-        + [{flag: not getattr(SMALL, flag)} for flag in FLAGS]
-    )
-    together = {"norm_placement=post": POST, "sparse_head=False": ALL_LOGITS}  # what cannot be changed alone
-    return [together.get("=".join(f"{k}={v}" for k, v in change.items()), change) for change in found]
+    changes = []
+    for field, names in NAMES.items():
+        changes += [{field: name} for name in names if name != getattr(SMALL, field)]
+    changes += [{field: value} for field, value in NUMBERS.items()]
+    changes += [{flag: not getattr(SMALL, flag)} for flag in FLAGS]
+    together = {"norm_placement=post": POST, "sparse_head=False": ALL_LOGITS}  # not possible alone
+    return [together.get(label(change), change) for change in changes]
 
 
-def rows() -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of three documents, and a quarter of their places."""
+def label(change: dict) -> str:
+    """The name of a changed architecture in the list of tests."""
+    return " ".join(f"{field}={value}" for field, value in change.items()) or "plain"
+
+
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of three documents, and a quarter of their positions."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 64, (4, 24), generator=generator)
     ids[:, [7, 15]] = SEP
@@ -83,26 +104,28 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def behaviour(arch: Architecture) -> dict[str, object]:
-    """Everything by which one may tell a model from another."""
-    (ids, at), seen = rows(), {}
-    real = torch.arange(24) < torch.tensor([[24], [20], [9], [5]])
+    """Everything by which two models can be told apart."""
+    (ids, positions), seen = sequences(), {}
+    attention_mask = torch.arange(24) < torch.tensor([[24], [20], [9], [5]])
     for training in (False, True):
         torch.manual_seed(0)
         model, classifier = MaskedLM(arch), SequenceClassifier(Encoder(arch), 2)
         with FlopCounterMode(display=False) as counter:
-            seen[f"logits {training}"] = model.train(training)(ids, at)
-        seen[f"classes {training}"] = classifier.train(training)(ids, real)
+            seen[f"logits {training}"] = model.train(training)(ids, positions)
+        seen[f"classes {training}"] = classifier.train(training)(ids, attention_mask)
     seen["work"] = counter.get_total_flops()
-    seen["shapes"] = [t.shape for m in (model, classifier) for t in itertools.chain(m.parameters(), m.buffers())]
+    seen["shapes"] = []
+    for module in (model, classifier):
+        tensors = itertools.chain(module.parameters(), module.buffers())
+        seen["shapes"] += [tensor.shape for tensor in tensors]
     return seen
 
 
 def same(a: object, b: object) -> bool:
-    return (
-        torch.equal(a, b)
-        if isinstance(a, torch.Tensor) and a.shape == b.shape
-        else not isinstance(a, torch.Tensor) and a == b
-    )
+    """Whether two results of `behaviour` are equal."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)  # False where the shapes differ
+    return a == b
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +134,18 @@ def plain() -> dict[str, object]:
 
 
 def test_every_switch_is_flipped_below():
-    assert {field for change in flipped() for field in change} == {f.name for f in fields(Architecture)}
+    changed = {field for change in flipped() for field in change}
+    assert changed == {field.name for field in fields(Architecture)}
 
 
 def test_behaviour_is_a_function_of_the_architecture(plain):
     assert all(same(plain[name], value) for name, value in behaviour(SMALL).items())
 
 
-@pytest.mark.parametrize("changed", flipped(), ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items()))
+@pytest.mark.parametrize("changed", flipped(), ids=label)
 def test_no_switch_is_ignored(changed, plain):
-    assert not all(same(plain[name], value) for name, value in behaviour(replace(SMALL, **changed)).items())
+    seen = behaviour(replace(SMALL, **changed))
+    assert not all(same(plain[name], value) for name, value in seen.items())
 
 
 CHOICES = {f.name: f.metadata["choices"] for f in fields(Architecture) if f.metadata["choices"]}
@@ -139,20 +164,25 @@ def test_names_are_offered_for_all_named_switches():
 
 def test_every_switch_is_explained():
     explained = field_help(RECIPES["pocket"])
-    assert {key for key in flat(RECIPES["pocket"]) if key.startswith("architecture.")} <= set(explained)
+    keys = {key for key in flat(RECIPES["pocket"]) if key.startswith("architecture.")}
+    assert keys and keys <= set(explained)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    ["num_heads=0", "num_layers=0", "ffn_size=0", "dropout=1", "embedding_size=-1", "block_mixing=-1", "norm_eps=-1"],
+OUT_OF_RANGE = dict(
+    num_heads=0,
+    num_layers=0,
+    ffn_size=0,
+    dropout=1.0,
+    embedding_size=-1,
+    block_mixing=-1,
+    norm_eps=-1.0,
 )
-def test_numbers_out_of_range_are_refused(changed):
-    field, value = changed.split("=")
+
+
+@pytest.mark.parametrize("field, value", OUT_OF_RANGE.items())
+def test_numbers_out_of_range_are_refused(field, value):
     with pytest.raises(UserError, match=field):
-        change(
-            RECIPES["pocket"],
-            {f"architecture.{field}": float(value) if field in ("dropout", "norm_eps") else int(value)},
-        )
+        change(RECIPES["pocket"], {f"architecture.{field}": value})
 
 
 IMPOSSIBLE = [
@@ -193,13 +223,13 @@ VARIANTS += [
     dict(embedding_size=16, tie_embeddings=False, activation="relu_squared"),
     dict(position="learned", neighbor_mixing=2),
 ]
-variants = pytest.mark.parametrize("changed", VARIANTS, ids=lambda c: " ".join(map(str, c)) or "plain")
+variants = pytest.mark.parametrize("changed", VARIANTS, ids=label)
 devices = pytest.mark.parametrize("device", DEVICES)
 kernels = pytest.mark.parametrize("kernel", ATTENTIONS)
 
 
 def biased(model: torch.nn.Module, device: str) -> torch.nn.Module:
-    """A model in which no weight is zero, so that what should not matter could."""
+    """A model in which no weight is zero, so that a leak cannot be hidden by a zero."""
     torch.manual_seed(1)
     for weight in model.parameters():
         weight.data.add_(0.05 * torch.randn_like(weight))
@@ -211,14 +241,14 @@ def biased(model: torch.nn.Module, device: str) -> torch.nn.Module:
 @variants
 def test_documents_leak_nothing(changed, kernel, device):
     model = biased(MaskedLM(replace(SMALL, document_attention=True, **changed), kernel), device)
-    ids, at = (x.to(device) for x in rows())
+    ids, positions = (x.to(device) for x in sequences())
     owner = document_ids(ids)
     with torch.no_grad():
-        before = model(ids, at)
+        before = model(ids, positions)
         for document in range(3):
             other = torch.where((owner == document) & (ids != SEP), ids % 50 + 9, ids)
-            moved = (model(other, at) - before).abs().amax(-1)
-            inside = select_positions(owner[..., None], at)[..., 0] == document
+            moved = (model(other, positions) - before).abs().amax(-1)
+            inside = select_positions(owner[..., None], positions)[..., 0] == document
             assert moved[~inside].max() < 1e-5 < moved[inside].max()
 
 
@@ -227,15 +257,22 @@ def test_documents_leak_nothing(changed, kernel, device):
 @variants
 def test_padding_changes_nothing_at_real_positions(changed, kernel, device):
     encoder = Encoder(replace(SMALL, **changed), kernel)
-    ids, real = rows()[0].to(device), (torch.arange(24) < 15).expand(4, -1).to(device)
-    for model in (SequenceClassifier(encoder, 3), TokenClassifier(encoder, 3), QuestionAnswerer(encoder)):
+    ids = sequences()[0].to(device)
+    mask = (torch.arange(24) < 15).expand(4, -1).to(device)
+    for model in (
+        SequenceClassifier(encoder, 3),
+        TokenClassifier(encoder, 3),
+        QuestionAnswerer(encoder),
+    ):
         biased(model, device)
         with torch.no_grad():
-            alone, filled = model(ids[:, :15], real[:, :15]), model(ids, real)
+            alone, filled = model(ids[:, :15], mask[:, :15]), model(ids, mask)
         if isinstance(model, QuestionAnswerer):
             assert (filled[..., 15:] < -9000).all()
             alone, filled = alone.mT, filled.mT
-        assert torch.allclose(alone, filled[:, :15], atol=1e-4)  # a whole row has 3 numbers, and [:, :15] keeps them
+        if not isinstance(model, SequenceClassifier):
+            filled = filled[:, :15]
+        assert torch.allclose(alone, filled, atol=1e-4)
 
 
 @devices
@@ -245,11 +282,11 @@ def test_padding_changes_nothing_at_real_positions(changed, kernel, device):
 def test_sparse_prediction_changes_nothing_at_masked_positions(changed, kernel, device, bounded):
     arch = replace(SMALL, document_attention=bounded, **changed)
     sparse = biased(MaskedLM(arch, kernel), device)
-    ids, at = (x.to(device) for x in rows())
+    ids, positions = (x.to(device) for x in sequences())
     for choice in (dict(sparse_prediction=False), ALL_LOGITS):
         dense = MaskedLM(replace(arch, **choice), kernel).to(device).eval()
         dense.load_state_dict(sparse.state_dict())
-        assert torch.allclose(sparse(ids, at), dense(ids, at), atol=1e-4)
+        assert torch.allclose(sparse(ids, positions), dense(ids, positions), atol=1e-4)
 
 
 @devices
@@ -261,26 +298,32 @@ def test_rotary_scores_depend_on_the_distance_only(device):
     with torch.no_grad():
         assert torch.allclose(encoder(ids), encoder(shifted, documents=documents)[:, 7:], atol=1e-5)
         learned = biased(Encoder(replace(SMALL, position="learned", num_layers=1)), device)
-        assert not torch.allclose(learned(ids), learned(shifted, documents=documents)[:, 7:], atol=1e-2)
-        assert not torch.allclose(encoder(ids.flip(1)).flip(1), encoder(ids), atol=1e-2)  # order does count
+        moved = learned(shifted, documents=documents)[:, 7:]
+        assert not torch.allclose(learned(ids), moved, atol=1e-2)
+        backwards = encoder(ids.flip(1)).flip(1)
+        assert not torch.allclose(backwards, encoder(ids), atol=1e-2)  # order does count
 
 
-@pytest.mark.parametrize("sparse", [{}, dict(sparse_prediction=False), ALL_LOGITS], ids=["block", "head", "none"])
+SPARSE = dict(block={}, head=dict(sparse_prediction=False), none=ALL_LOGITS)
+
+
+@pytest.mark.parametrize("sparse", SPARSE.values(), ids=SPARSE)
 @variants
 def test_operations_are_counted_within_two_percent(changed, sparse):
     arch = replace(SMALL, **sparse, **changed)
-    model, (ids, at) = MaskedLM(arch), rows()
+    model, (ids, positions) = MaskedLM(arch), sequences()
     with FlopCounterMode(display=False) as forward:
-        logits = model(ids, at)
+        logits = model(ids, positions)
     with FlopCounterMode(display=False) as backward:
         logits.sum().backward()
     stated = np.sum(list(flops_by_part(arch, 0.25).values()), 0) * ids.numel()
-    assert stated == pytest.approx([forward.get_total_flops(), backward.get_total_flops()], rel=0.02)
+    counted = [forward.get_total_flops(), backward.get_total_flops()]
+    assert stated == pytest.approx(counted, rel=0.02)
     assert flops_per_token(arch, 0.25) * ids.numel() == pytest.approx(stated.sum())
 
 
 def test_the_head_is_counted_where_it_is_computed():
-    """BERT at 128 tokens, a quarter masked: dearer than the crammed model only if its head sees all positions."""
+    """At 128 tokens, a quarter masked, BERT costs more than crammed-v2 only with all logits."""
     bert = replace(RECIPES["bert-original-reference"].architecture, max_length=128)
     gathered = replace(bert, sparse_head=True)
     crammed = flops_per_token(RECIPES["crammed-v2"].architecture, 0.25) / 1e6
@@ -312,10 +355,11 @@ def test_presets_have_the_right_sizes(name):
     assert SIZES[name] in (sum(parts.values()), round(sum(parts.values()) / 1e6, 1))
 
 
-@pytest.mark.parametrize("changed", VARIANTS, ids=lambda c: " ".join(map(str, c)) or "plain")
+@variants
 def test_all_parts_are_counted_where_they_belong(changed):
     parts = parameters_by_part(replace(SMALL, **changed))
-    assert (parts["neighbours"] > 0) == bool(changed.get("neighbor_mixing") or changed.get("block_mixing"))
+    mixed = changed.get("neighbor_mixing") or changed.get("block_mixing")
+    assert (parts["neighbours"] > 0) == bool(mixed)
     assert (parts["head"] > 0) == any(
         changed.get(field) for field in ("decoder_bias", "head_transform", "embedding_size")
     )
@@ -325,7 +369,7 @@ def test_all_parts_are_counted_where_they_belong(changed):
 
 @devices
 def test_masked_lookup_is_the_embedding(device):
-    """The lookup that keeps the [MASK] row apart gives the same vectors, and the same gradients up to rounding."""
+    """Both lookups give the same vectors, and the same gradients up to rounding."""
     torch.manual_seed(0)
     weight = torch.randn(48, 16, device=device, requires_grad=True)
     ids = torch.randint(0, 48, (8, 24), device=device)
@@ -338,29 +382,34 @@ def test_masked_lookup_is_the_embedding(device):
     assert expected[MASK].abs().max() > 1 and torch.equal(expected[MASK + 1 :], found[MASK + 1 :])
 
 
-@pytest.mark.parametrize("changed", [{}, dict(embedding_size=16), dict(tie_embeddings=False)], ids=str)
+EMBEDDINGS = [{}, dict(embedding_size=16), dict(tie_embeddings=False)]
+
+
+@pytest.mark.parametrize("changed", EMBEDDINGS, ids=label)
 def test_a_model_trains_alike_with_the_masks_row_apart(changed, monkeypatch):
-    """Gradients of all weights, whichever lookup a device asks for; the names of weights are an embedding's."""
-    ids, at = rows()
-    ids, results = ids.scatter(1, at, MASK), []
+    """Gradients of all weights and their names are the same, whichever lookup a device uses."""
+    ids, positions = sequences()
+    ids, results = ids.scatter(1, positions, MASK), []
     for apart in (False, True):
         monkeypatch.setattr(architecture, "adds_atomically", lambda weight, apart=apart: apart)
         torch.manual_seed(0)
         model = MaskedLM(replace(SMALL, **changed)).eval()
-        model(ids, at).square().sum().backward()
+        model(ids, positions).square().sum().backward()
         results.append({name: weight.grad for name, weight in model.named_parameters()})
-    assert "encoder.embedding.weight" in model.state_dict() and results[0].keys() == results[1].keys()
+    assert "encoder.embedding.weight" in model.state_dict()
+    assert results[0].keys() == results[1].keys()
     for name in results[0]:
         assert torch.allclose(results[0][name], results[1][name], rtol=1e-4, atol=1e-4), name
 
 
 def test_an_embedding_may_be_replaced(monkeypatch):
-    """Fine-tuning puts a smaller plain embedding in place, in which MASK is another token's row or none at all."""
+    """Fine-tuning uses a smaller plain embedding, in which MASK is another token's row or none."""
     monkeypatch.setattr(architecture, "adds_atomically", lambda weight: True)
-    encoder, ids = Encoder(SMALL).eval(), rows()[0]
+    encoder, ids = Encoder(SMALL).eval(), sequences()[0]
     used, renumbered = ids.unique(return_inverse=True)
     expected = encoder(ids)
-    encoder.embedding = torch.nn.Embedding.from_pretrained(encoder.embedding.weight.detach()[used], freeze=False)
+    part = encoder.embedding.weight.detach()[used]
+    encoder.embedding = torch.nn.Embedding.from_pretrained(part, freeze=False)
     assert torch.equal(encoder(renumbered), expected)
 
 

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import command
 from safetensors.torch import load_file
 
+from cramming_nb.distributed import GradientExchange, ProcessGroup
 from cramming_nb.training import read_log
 
 MORE = ["--set", "training.dtype=float32", "schedule.batch_size=20", "training.checkpoint_fraction=0.2"]
@@ -159,3 +161,19 @@ def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = command("run", *tiny.options(), cwd=tmp_path, cache=tiny.cache)
     assert said.code == 2 and "torchrun" in said.err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "asked, step_seconds, low_precision, half",
+    [
+        ("auto", 1.0, True, True),
+        ("auto", 1.0, False, False),  # the model computes in float32
+        ("auto", 3.0, True, False),  # the exchange is under 5 % of a step
+        ("bfloat16", 3.0, False, True),
+        ("float32", 1.0, True, False),
+    ],
+)
+def test_gradients_travel_in_half_the_bytes_where_that_is_asked_for_or_pays(asked, step_seconds, low_precision, half):
+    exchange = GradientExchange(ProcessGroup())
+    exchange.choose(asked, dict(float32=0.1, bfloat16=0.05), step_seconds, low_precision)
+    assert exchange.dtype == (torch.bfloat16 if half else torch.float32)

@@ -25,7 +25,8 @@ import cramming_nb.checkpoint
 import cramming_nb.corpus
 import cramming_nb.run
 from cramming_nb.checkpoint import load_checkpoint
-from cramming_nb.training import PeerLost, Trainer, read_log
+from cramming_nb.distributed import PeerLost
+from cramming_nb.training import Trainer, read_log
 
 STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
 SET = ["training.dtype=float32", "training.checkpoint_fraction=0.1"]

@@ -193,7 +193,8 @@ def test_a_stopped_lab_on_ray_saves_its_runs_and_goes_on(lab, cluster):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143, process.stderr.read()
+    assert process.wait() == 143
+    assert lines(process.stderr.read())[-1] == "cram: stopped and saved; the same command goes on from here"
     assert len(lab.records()) < 2 and list(lab.runs.glob("*/checkpoints/step-*"))
     for folder in lab.runs.iterdir():
         with lock(folder):  # refused while another process is at work on the run

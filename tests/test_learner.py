@@ -11,38 +11,22 @@ from conftest import command
 
 from cramming_nb.budget import Budget, Clock, Spent, UserError
 from cramming_nb.corpus import Corpus
+from cramming_nb.distributed import SimulatedGroup
 from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
 from cramming_nb.training import (
     Interval,
     NoLogger,
-    ProcessGroup,
     Progress,
     Trainer,
     TrainingRun,
+    Validation,
     compiled_by_levels,
     find_micro_batch,
     later_memory,
     outcome,
 )
-
-
-class Imagined(ProcessGroup):
-    """Process `rank` of `size`, of which the others are imagined to have nothing to add."""
-
-    def __init__(self, rank: int = 0, size: int = 1):
-        super().__init__()
-        self.rank, self.size = rank, size
-
-    def all_reduce(self, tensor, op=None):
-        return tensor
-
-    def gather(self, tensor):
-        return [tensor] * self.size
-
-    def wait_long(self):
-        return None
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +37,7 @@ def make(tiny):
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
     def trainer(rank: int = 0, size: int = 1, optimizer=(), training=(), compiled: bool = False):
-        group = Imagined(rank, size)
+        group = SimulatedGroup(rank, size)
         settings = replace(r.optimizer, **dict(optimizer)), r.schedule, replace(r.training, **dict(training))
         exact = Hardware.detect(torch.float32)
         return Trainer(corpus, arch, r.objective, *settings, exact, compiled=compiled, group=group)
@@ -99,7 +83,7 @@ def test_utilisation_is_of_all_devices(make):
 
 def test_no_process_tries_more_rows_than_its_share(make):
     trainer = make(size=4)
-    assert find_micro_batch(trainer) <= -(-trainer.schedule.batch_size // 4)
+    assert find_micro_batch(trainer) <= -(-trainer.schedule.config.batch_size // 4)
 
 
 def test_what_is_loaded_is_all_that_is_there(make):
@@ -126,7 +110,7 @@ def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
     run.train_step(0.0)
     trainer.optimizer.loss_scale.value.fill_(scale)
     trainer.optimizer.skipped.fill_(1)
-    run.log()
+    run.write_log()
     assert run.progress.stopped == stopped and run.progress.skipped == 1
 
 
@@ -159,7 +143,7 @@ def searching(make, room: int, seconds: float = 864.0):
     device = Counting()
     device.room = room
     trainer.hardware = replace(trainer.hardware, device=device)
-    trainer.schedule = replace(trainer.schedule, batch_size=256)
+    trainer.schedule.config = replace(trainer.schedule.config, batch_size=256)
 
     def backward(ids, *_):
         tried.append(len(ids))
@@ -201,7 +185,7 @@ def test_moments_that_are_not_there_yet_are_reserved(make):
 
 
 def test_all_processes_use_the_smallest_micro_batch_and_hear_of_a_signal(make, tmp_path):
-    class Agreeing(Imagined):
+    class Agreeing(SimulatedGroup):
         def largest(self, *values):
             return [7.0, 15.0, -3.0] if len(values) == 3 else list(values)
 
@@ -210,8 +194,8 @@ def test_all_processes_use_the_smallest_micro_batch_and_hear_of_a_signal(make, t
     signals = []
     clock = Clock(50_000).start()
     run = TrainingRun(trainer, Budget.parse("10s"), tmp_path, clock, Progress(), NoLogger(), signals=signals)
-    assert run.read_clock() == 0.7 and trainer.micro_batch_size == 3
-    assert run.stop_signal == 15 and signals == [15]
+    assert run.run_clock.read() == 0.7 and trainer.micro_batch_size == 3
+    assert run.run_clock.stop_signal == 15 and signals == [15]
 
 
 def test_a_day_has_a_thousand_log_lines():
@@ -245,3 +229,39 @@ def test_a_step_that_does_not_fit_is_told_and_not_tried_again(make, monkeypatch)
     with pytest.raises(UserError, match="choose a smaller training.micro_batch_size"):
         trainer.update(0.5)
     assert len(tried) == 1
+
+
+def test_a_process_without_sequences_adds_nothing(make):
+    trainer = make()
+    learn(trainer, 1)
+    trainer.optimizer.flat_grads.fill_(1.0)  # what the step before left
+    trainer.gradients.reduce()
+    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.positions == 0
+
+
+def test_processes_begin_with_the_same_weights_and_random_numbers_of_their_own(make):
+    drawn, weights = [], []
+    for rank in (0, 1):
+        weights.append(make(rank, 2).optimizer.masters[0])
+        drawn.append(torch.rand(4))
+    assert torch.equal(*weights) and not torch.equal(*drawn)
+
+
+def test_a_process_that_a_checkpoint_lacks_draws_new_random_numbers(make):
+    numbers = make(rank=1, size=2).random
+    first = torch.rand(4)
+    others = {"random.cpu.0": torch.get_rng_state()}
+    drawn = []
+    for salt in (3, 3, 4):
+        numbers.load(others, salt)
+        drawn.append(torch.rand(4))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], first)
+
+
+@pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])
+def test_no_validation_begins_that_would_outlast_the_real_time_of_a_budget(make, clock, due):
+    progress = Progress(spent=Spent(seconds=59.0), curve=[dict(fraction=0.2)])
+    validation = Validation(make(), Budget.parse("60s"), clock, progress, NoLogger())
+    validation.seconds = 2.0
+    assert validation.is_due(0.98) == due

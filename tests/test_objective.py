@@ -12,7 +12,7 @@ B, K, V = 3, 5, 97
 
 
 def data(dtype=torch.float32, seed=0):
-    """Logits of very different sizes, labels at both ends of the vocabulary, some weights of zero."""
+    """Logits of very different sizes, labels at both ends of the vocabulary, some zero weights."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(B, K, V, generator=generator) * torch.logspace(-2, 1.5, K)[None, :, None]
     labels = torch.randint(0, V, (B, K), generator=generator)
@@ -25,7 +25,8 @@ def data(dtype=torch.float32, seed=0):
 def plain(logits, labels, weights, z_loss=0.0):
     """The formula in float64."""
     logits = logits.double().flatten(0, 1)
-    losses = F.cross_entropy(logits, labels.flatten(), reduction="none") + z_loss * logits.logsumexp(-1) ** 2
+    losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
+    losses = losses + z_loss * logits.logsumexp(-1) ** 2
     return (losses * weights.flatten()).sum()
 
 
@@ -36,17 +37,22 @@ def with_gradient(loss, logits, *rest, factor=1.0):
     return value.item(), logits.grad
 
 
-@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-4), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.01, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype, rtol", TOLERANCES.items())
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 @pytest.mark.parametrize("chunk", [0, 1, 4, 15, 100])
 def test_loss_and_gradient_are_those_of_the_formula(chunk, z_loss, dtype, rtol):
     logits, labels, weights = data(dtype)
-    expected, slope = with_gradient(lambda x: plain(x, labels, weights, z_loss), logits.float(), factor=0.125)
-    value, gradient = with_gradient(
-        lambda x: CrossEntropy.apply(x.flatten(0, 1), labels.flatten(), weights.flatten(), z_loss, chunk),
-        logits,
-        factor=0.125,
-    )
+
+    def in_chunks(x):
+        flat = x.flatten(0, 1), labels.flatten(), weights.flatten()
+        return CrossEntropy.apply(*flat, z_loss, chunk)
+
+    rest = (labels, weights, z_loss)
+    expected, slope = with_gradient(plain, logits.float(), *rest, factor=0.125)
+    value, gradient = with_gradient(in_chunks, logits, factor=0.125)
     assert value == pytest.approx(expected, rel=1e-5) and gradient.dtype == dtype
     torch.testing.assert_close(gradient.float(), slope, rtol=rtol, atol=1e-6)
     assert not gradient[weights == 0].any()
@@ -64,7 +70,7 @@ def test_a_compiled_loss_is_the_same(z_loss):
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations, and the elements of the largest float32 tensor that one of them makes."""
+    """Records all operations, and the size of the largest float32 tensor that one of them makes."""
 
     def __init__(self):
         super().__init__()

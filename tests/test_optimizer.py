@@ -1,4 +1,4 @@
-"""Steps of the optimizers compared with steps by hand; gradients in one buffer; states in a file."""
+"""Steps of optimizers compared with steps by hand; gradients in one buffer; states in a file."""
 
 import math
 

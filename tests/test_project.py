@@ -68,7 +68,12 @@ def test_version_in_package_and_changelog():
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-CHAPTERS = {re.sub(r"^\d+_", "", p.stem): p for p in sorted((ROOT / "nbs").glob("[0-9][0-9]_*.ipynb"))}
+def module_of(chapter: Path) -> str:
+    """The module that a notebook exports."""
+    return re.search(r"#\| default_exp (\w+)", chapter.read_text())[1]
+
+
+CHAPTERS = {module_of(chapter): chapter for chapter in sorted((ROOT / "nbs").glob("[0-9][0-9]*_*.ipynb"))}
 
 
 def imports(chapter: Path) -> set[str]:

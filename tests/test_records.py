@@ -1,4 +1,4 @@
-"""Records outlive the version that wrote them: an old one is read, a wrong one refused, a key says what was run."""
+"""Old records are read, damaged ones refused, and a key identifies a run."""
 
 import copy
 import html
@@ -23,7 +23,8 @@ from cramming_nb.records import (
     validate,
 )
 
-STORED = Path(__file__).parent / "data" / "record-v1.json"  # 20 seconds of `pocket`, by version 0.1.0
+# 20 seconds of `pocket`, by version 0.1.0
+STORED = Path(__file__).parent / "data" / "record-v1.json"
 STORED_KEY = "b8f44ca3410e6dc6ec2fa4df976e815c867ab60e69ea40d00df840263fc73229"
 
 
@@ -47,7 +48,7 @@ def test_stored_record_still_makes_a_report():
 
 
 def measured(data: dict, **found) -> RunRecord:
-    """The record with other values in `pretraining`, as a run with several processes leaves them."""
+    """The record with other values in `pretraining`, as of a run with several processes."""
     other = copy.deepcopy(data)
     other["pretraining"].update(found)
     return validate(other)
@@ -78,15 +79,18 @@ def test_memory_and_energy_are_those_of_all_devices(data):
     assert cells(four)["peak memory"] == "1.0 GB"
     assert cells(four)["peak memory of all 4 processes"] == "3.0 GB"
     assert cells(four)["energy of all devices"] == "1 kWh"
-    alone = cells(measured(data, devices=1, peak_memory=10**9, peak_memory_total=10**9, joules=None))
+    one = measured(data, devices=1, peak_memory=10**9, peak_memory_total=10**9, joules=None)
+    alone = cells(one)
     assert alone["peak memory"] == "1.0 GB" and not any("all" in name for name in alone)
 
 
 def test_the_machine_of_a_report_has_driver_and_power_limit(data):
     other = copy.deepcopy(data)
-    other["environment"] |= dict(driver="580.1", cuda="13.0", triton="3.7.1", power_limit=350.0, devices=8)
+    facts = dict(driver="580.1", cuda="13.0", triton="3.7.1", power_limit=350.0, devices=8)
+    other["environment"] |= facts
     text = report(validate(other), markdown=True)
-    assert "| driver | 580.1 |" in text and "| power_limit | 350.0 |" in text and "| devices | 8 |" in text
+    for name in ("driver", "power_limit", "devices"):
+        assert f"| {name} | {facts[name]} |" in text
 
 
 def without(*path):
@@ -197,7 +201,8 @@ def other(data: dict) -> RunRecord:
 
 def test_report_of_two_says_what_differs_and_by_how_much(data):
     one, two = RunRecord.read(STORED), other(data)
-    assert [(row[0], row[2] / row[1]) for row in differences([one, two]).rows] == [("optimizer.lr", 2)]
+    ((field, before, after),) = differences([one, two]).rows
+    assert (field, after / before) == ("optimizer.lr", 2)
     found = {name: change for name, change in score_differences([one, two]).rows}
     assert set(found) == {*(c for r in data["results"] for c in r["scores"]), "mean"}
     assert all(change.startswith("+5.0") for change in found.values())
@@ -215,11 +220,11 @@ def test_report_of_three_and_of_the_same_run_twice(data):
 
 def glue(data: dict, columns: tuple) -> RunRecord:
     """The record with made-up scores in these columns."""
-    results = [
-        dict(task=c, init=init, seed=0, scores={c: score}, intervals={c: [score - 0.1, score + 0.1]})
-        for c in columns
-        for init, score in (("random", 0.3), ("pretrained", 0.6))
-    ]
+    results = []
+    for column in columns:
+        for init, score in (("random", 0.3), ("pretrained", 0.6)):
+            result = dict(task=column, init=init, seed=0, scores={column: score})
+            results.append(result | dict(intervals={column: [score - 0.1, score + 0.1]}))
     return replace(validate(data), results=results)
 
 
@@ -235,7 +240,8 @@ def test_papers_rows_stand_beside_glue_only(data):
     nine = {row[0]: row[1:] for row in scores([glue(data, NINE)]).rows}
     assert nine["mean"][-3:] == ("78.6", "80.7", "80.9")
     for columns in (("order", "source"), ("order", "nothing")):
-        assert "(paper)" not in report(glue(data, columns)) + report(glue(data, columns), markdown=True)
+        record = glue(data, columns)
+        assert "(paper)" not in report(record) + report(record, markdown=True)
 
 
 def test_numbers_of_the_page_are_those_of_the_markdown(data):
