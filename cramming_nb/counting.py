@@ -7,12 +7,12 @@ __all__ = ['WORD', 'CountingConfig', 'NGrams', 'ngrams', 'columns', 'Compared', 
            'first_sentences', 'linear_model', 'fit_counts', 'scored', 'count_words', 'same_answer', 'containing_rows',
            'held_back_score']
 
-# %% ../nbs/11d_counting.ipynb #c045a00f
+# %% ../nbs/11d_counting.ipynb #4642096b
 import time
 from collections import Counter
 from dataclasses import dataclass
 import numpy as np
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import csr_matrix, hstack, vstack
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.dummy import DummyClassifier
 from sklearn.feature_extraction.text import (
@@ -24,19 +24,19 @@ from sklearn.preprocessing import FunctionTransformer
 from .budget import UserError
 from .glue import TaskData, Task, percentiles, replicates
 
-# %% ../nbs/11d_counting.ipynb #1447761f
+# %% ../nbs/11d_counting.ipynb #40a8d438
 @dataclass(frozen=True)
 class CountingConfig:
     "What is counted, and how strongly the linear model is held back; the same for all tasks."
     words: int = 3         # longest n-gram of words; the shortest is one word
-    characters: int = 0    # longest n-gram of characters, from 2; 0 leaves them out
-    min_rows: int = 2      # texts that an n-gram must occur in
+    characters: int = 4    # longest n-gram of characters, from 2; 0 leaves them out
+    min_rows: int = 1      # texts that an n-gram must occur in
     shared: bool = True    # for pairs: also count the n-grams that both sentences have
     differing: bool = True  # for pairs: also count the n-grams that one sentence alone has
     C: float = 3.0         # of the logistic regression: larger is less regularised
-    alpha: float = 1.0     # of the ridge regression: larger is more regularised
+    alpha: float = 3.0     # of the ridge regression: larger is more regularised
 
-# %% ../nbs/11d_counting.ipynb #2f4295cc
+# %% ../nbs/11d_counting.ipynb #1607e737
 WORD = r"\w+(?:'\w+)?|[^\w\s]"  # a word or a punctuation mark
 
 class NGrams(TfidfVectorizer):
@@ -57,7 +57,7 @@ class NGrams(TfidfVectorizer):
         self.fit_transform(texts)
         return self
 
-# %% ../nbs/11d_counting.ipynb #6c103bc8
+# %% ../nbs/11d_counting.ipynb #44ef767f
 def ngrams(config: CountingConfig) -> Pipeline:
     "The n-grams that a text is counted in: of words and, if asked for, of characters."
     words = NGrams(token_pattern=WORD, ngram_range=(1, config.words), min_df=config.min_rows,
@@ -68,7 +68,7 @@ def ngrams(config: CountingConfig) -> Pipeline:
                         min_df=config.min_rows, sublinear_tf=True)
     return make_pipeline(make_union(words, characters))
 
-# %% ../nbs/11d_counting.ipynb #3c60f4a1
+# %% ../nbs/11d_counting.ipynb #1dca4a19
 def columns(rows: list[tuple]) -> tuple[list[str], list[str]]:
     "The first sentences of some rows, and the second ones; a missing one is empty."
     return [row[0] for row in rows], [row[1] or "" for row in rows]
@@ -92,7 +92,7 @@ class Compared(TransformerMixin, BaseEstimator):
             parts.append(abs(first - second))
         return hstack(parts, format="csr")
 
-# %% ../nbs/11d_counting.ipynb #56681b28
+# %% ../nbs/11d_counting.ipynb #68fea5e6
 def total(weights: csr_matrix) -> np.ndarray:
     "The sum of each row of a sparse matrix."
     return np.asarray(weights.sum(axis=1)).ravel()
@@ -114,31 +114,44 @@ def measures(first: csr_matrix, second: csr_matrix) -> np.ndarray:
         ratio(in_first - in_second, in_first + in_second),
     ], axis=1)
 
-# %% ../nbs/11d_counting.ipynb #20423164
+# %% ../nbs/11d_counting.ipynb #74c96fe6
 class Overlap(TransformerMixin, BaseEstimator):
     "How much two sentences share, in words, in pairs of words and in characters: [rows, 15]."
-    def fit(self, rows: list[tuple], y: np.ndarray | None = None) -> "Overlap":
-        "Learn how rare each n-gram is."
+    def hashed(self, rows: list[tuple]) -> list[tuple]:
+        "The counts of both sentences' n-grams, hashed, for each kind of n-gram."
         kinds = (dict(ngram_range=(1, 1), token_pattern=WORD),
                  dict(ngram_range=(2, 2), token_pattern=WORD),
                  dict(ngram_range=(2, 4), analyzer="char_wb"))
-        first, second = columns(rows)
-        self.counters = []
+        found = []
         for kind in kinds:
-            hashed = HashingVectorizer(alternate_sign=False, norm=None, **kind)
-            counter = make_pipeline(hashed, TfidfTransformer(norm=None, sublinear_tf=True))
-            self.counters.append(counter.fit(first + second))
+            hasher = HashingVectorizer(alternate_sign=False, norm=None, **kind)
+            found.append(tuple(hasher.transform(column) for column in columns(rows)))
+        return found
+
+    def measured(self, counts: list[tuple]) -> csr_matrix:
+        "Five measures for each kind of n-gram."
+        found = []
+        for (first, second), tfidf in zip(counts, self.tfidf):
+            found.append(measures(tfidf.transform(first), tfidf.transform(second)))
+        return csr_matrix(np.hstack(found))
+
+    def fit_transform(self, rows: list[tuple], y: np.ndarray | None = None) -> csr_matrix:
+        "Learn how rare each n-gram is, and measure the same rows."
+        counts = self.hashed(rows)
+        self.tfidf = [TfidfTransformer(norm=None, sublinear_tf=True).fit(vstack(pair))
+                      for pair in counts]
+        return self.measured(counts)
+
+    def fit(self, rows: list[tuple], y: np.ndarray | None = None) -> "Overlap":
+        "Learn how rare each n-gram is."
+        self.fit_transform(rows)
         return self
 
     def transform(self, rows: list[tuple]) -> csr_matrix:
-        "Five measures for each kind of n-gram."
-        found = []
-        for counter in self.counters:
-            first, second = (counter.transform(column) for column in columns(rows))
-            found.append(measures(first, second))
-        return csr_matrix(np.hstack(found))
+        "Measure rows."
+        return self.measured(self.hashed(rows))
 
-# %% ../nbs/11d_counting.ipynb #d45e6beb
+# %% ../nbs/11d_counting.ipynb #e14414f3
 def first_sentences(rows: list[tuple]) -> list[str]:
     "The first sentence of each row."
     return [row[0] for row in rows]
@@ -168,7 +181,7 @@ def fit_counts(task: Task, rows: list[tuple], config: CountingConfig = CountingC
     labels = np.array([row[2] for row in rows])
     return make_pipeline(features, linear_model(task, labels, config, seed)).fit(rows, labels)
 
-# %% ../nbs/11d_counting.ipynb #b6977af7
+# %% ../nbs/11d_counting.ipynb #cac14f9e
 def scored(data: TaskData, init: str, seed: int, predictions: dict[str, np.ndarray]) -> dict:
     """The result of a baseline, as `finetune` gives a model's: scores, intervals and replicates.
 
@@ -189,7 +202,7 @@ def scored(data: TaskData, init: str, seed: int, predictions: dict[str, np.ndarr
         result["replicates"][column] = drawn
     return result
 
-# %% ../nbs/11d_counting.ipynb #f30776d4
+# %% ../nbs/11d_counting.ipynb #92fc22c9
 def count_words(data: TaskData, seed: int = 0,
                 config: CountingConfig = CountingConfig()) -> dict:
     """Fit the baseline to a task's training rows, and score it on the development rows.
@@ -217,7 +230,7 @@ def same_answer(data: TaskData) -> dict:
     predictions = {column: np.full(len(rows), answer) for column, rows in data.dev.items()}
     return scored(data, "constant", 0, predictions)
 
-# %% ../nbs/11d_counting.ipynb #96280bcf
+# %% ../nbs/11d_counting.ipynb #7d1b36b5
 def containing_rows(rows: list[tuple]) -> np.ndarray:
     """For each row, the number of the longest row whose first sentence contains its own.
 
@@ -237,19 +250,23 @@ def containing_rows(rows: list[tuple]) -> np.ndarray:
             rows_with.setdefault(word, []).append(number)
     return container
 
-def held_back_score(data: TaskData, config: CountingConfig, folds: int = 5, seed: int = 0,
+def held_back_score(data: TaskData, config: CountingConfig, folds: int = 3, seed: int = 0,
                     together: bool = True) -> float:
     """The score on training rows by models that were fitted without them, in percent.
 
-    With `together`, a row and the rows it contains are in the same fold, and only rows that no
-    other contains are scored; without it, folds are random.
+    Only rows that no other row contains are scored. With `together`, a row and the rows it
+    contains are in the same fold; without it, folds are random.
     """
     rows = data.train
-    container = containing_rows(rows) if together else np.arange(len(rows))
+    container = containing_rows(rows)
     whole = np.flatnonzero(container == np.arange(len(rows)))
-    fold_of = np.zeros(len(rows), dtype=int)
-    fold_of[whole] = np.random.default_rng(seed).permutation(len(whole)) % folds
-    fold_of = fold_of[container]
+    rng = np.random.default_rng(seed)
+    if together:
+        fold_of = np.zeros(len(rows), dtype=int)
+        fold_of[whole] = rng.permutation(len(whole)) % folds
+        fold_of = fold_of[container]
+    else:
+        fold_of = rng.permutation(len(rows)) % folds
     predicted = np.zeros(len(rows))
     for fold in range(folds):
         held_back = [row for row in whole if fold_of[row] == fold]
