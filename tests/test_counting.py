@@ -21,7 +21,9 @@ from cramming_nb.counting import (
     held_back_score,
     same_answer,
 )
-from cramming_nb.glue import TASKS, ScoreTable, Task, TaskData, accuracy, compare, load_glue, probe_tasks
+from cramming_nb.glue import TASKS, Task, TaskData, accuracy, load_glue
+from cramming_nb.probes import probe_tasks
+from cramming_nb.scores import ScoreTable, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "records" / "counting"
