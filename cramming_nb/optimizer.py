@@ -99,7 +99,7 @@ def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
             groups["other"].append(name)
     return groups
 
-# %% ../nbs/07_optimizer.ipynb #30d8a447
+# %% ../nbs/07_optimizer.ipynb #70d5bc14
 @torch.no_grad()
 def decay_cautiously(weights: list[Tensor], before: list[Tensor], amount: float):
     "Take a share `amount` of its value `before` off each weight that a step moved towards zero."
@@ -107,7 +107,7 @@ def decay_cautiously(weights: list[Tensor], before: list[Tensor], amount: float)
         towards_zero = (old - weight) * old > 0
         weight -= amount * old * towards_zero
 
-# %% ../nbs/07_optimizer.ipynb #83b5b830
+# %% ../nbs/07_optimizer.ipynb #c6c629bd
 def master_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     "A float32 copy of each parameter of a model, by name; optimizers update these."
     masters = {}
@@ -129,7 +129,7 @@ def flat_buffer(tensors: list[Tensor], align: int = 16) -> tuple[Tensor, list[Te
     views = [part[:tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors)]
     return flat, views
 
-# %% ../nbs/07_optimizer.ipynb #76d72730
+# %% ../nbs/07_optimizer.ipynb #a14b3701
 @torch.no_grad()
 def move_gradients(weights: list[Tensor], totals: list[Tensor], add: bool):
     "Add the gradients of weights to float32 totals, or overwrite these, and clear the gradients."
@@ -299,7 +299,7 @@ def schedule_free_weights(
     torch._foreach_copy_(masters, training)  # there and back again would round
     return found
 
-# %% ../nbs/07_optimizer.ipynb #7ab8c30b
+# %% ../nbs/07_optimizer.ipynb #5bcdc100
 def weight_names(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
     "Names of weights in the order in which a torch optimizer numbers them."
     names = {weight: name for name, weight in named.items()}
@@ -353,7 +353,7 @@ def tensor_to_text(tensor: Tensor) -> str:
     "The text whose bytes a tensor [N] holds."
     return bytes(tensor.tolist()).decode()
 
-# %% ../nbs/07_optimizer.ipynb #1f8234b6
+# %% ../nbs/07_optimizer.ipynb #a674105b
 class Float32Optimizer:
     "The torch optimizers of a configuration, on float32 weights, and an average of the weights."
     def __init__(self, named: dict[str, nn.Parameter],  # the weights, by name
