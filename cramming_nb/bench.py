@@ -248,6 +248,7 @@ def recipe_steps(
 
     One step in the middle of each of `count` parts of the budget, all on equally many sequences.
     """
+    hardware.device.prepare(hardware.dtype)
     largest = recipe.schedule.batch_size
     arch = recipe.architecture
     ids = random_ids(replace(arch, max_length=recipe.corpus.seq_length), largest)

@@ -484,8 +484,6 @@ class Optimizer:
         self.inner.load_state_dict(tensors)
         copy_weights(self.masters, self.weights)
 
-    state, load = state_dict, load_state_dict  # the names that chapters 09 and 10 use
-
 # %% ../nbs/07_optimizer.ipynb #b5531a95
 def evaluation_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     "The weights to evaluate, by parameter name, in what the optimizer's `state_dict` gave."

@@ -324,7 +324,6 @@ class Trainer:
                  optimizer: OptimizerConfig, schedule: ScheduleConfig, training: TrainingConfig,
                  hardware: Hardware, seed: int = 0, compiled: bool = False,
                  group: ProcessGroup | None = None):
-        hardware.device.prepare(hardware.dtype)
         torch.manual_seed(seed)
         self.corpus, self.architecture, self.training = corpus, architecture, training
         self.hardware, self.group, self.seed = hardware, group or ProcessGroup(), seed
@@ -465,11 +464,11 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         "All tensors that a resumed run needs: the optimizer's, and each process's random state."
-        return self.optimizer.state() | self.random.state()
+        return self.optimizer.state_dict() | self.random.state()
 
     def load(self, tensors: dict[str, Tensor], salt: int = 0):
         "Restore what `state` gave; a process that was not there begins new random numbers."
-        self.optimizer.load(tensors)
+        self.optimizer.load_state_dict(tensors)
         self.gradients.drop()
         self.random.load(tensors, salt)
 
@@ -1239,6 +1238,7 @@ def pretrain(trainer: Trainer,                    # what is trained
              tensorboard: bool = False,           # log lines for TensorBoard too
              ) -> dict:
     "Train until the budget is spent, resuming what `folder` holds; returns what records keep."
+    trainer.hardware.device.prepare(trainer.hardware.dtype)
     clock, is_first = clock or Clock(budget.rate), not trainer.group.rank
     with ExitStack() as stack:
         if is_first:
