@@ -639,7 +639,7 @@ def tuning_steps(
     "So many steps of fine-tuning on a task."
     torch.set_num_threads(threads)
     if bucketed:
-        keep_memory()  # as chapter 11 does
+        keep_memory()  # as chapter 11b does
     protocol, rng = Protocol(), np.random.default_rng(0)
     tuner = FineTuner(
         arch, None, Tokenizer.from_file(tokenizer), task, protocol, 0, hardware)
@@ -671,7 +671,7 @@ def bench_glue(
     hardware, protocol = Hardware.detect(), Protocol()
     plain = replace(hardware, dtype=torch.float32)
     size = finetuning_bytes(arch, protocol, hardware.dtype)
-    workers = plan_workers(hardware, hardware.threads, size)  # as chapter 11 does
+    workers = plan_workers(hardware, hardware.threads, size)  # as chapter 11b does
     number = workers.per_device
     times = dict(ours=np.zeros(rounds), reference=np.zeros(rounds))
     for task in tasks.values():
