@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import signal
@@ -79,7 +80,7 @@ def build_text(a: argparse.Namespace) -> dict:
 
     tasks = load_glue(a.glue_dir) if a.glue_dir else {}
     corpora = {Path(recipe).stem: corpus_of(run_of(a, recipe), tasks) for recipe in a.recipes}
-    return {name: dict(rows=len(corpus.rows), tokens=int(corpus.rows.size)) for name, corpus in corpora.items()}
+    return {name: dict(rows=len(corpus.rows), tokens=math.prod(corpus.rows.shape)) for name, corpus in corpora.items()}
 
 
 def bench(a: argparse.Namespace) -> dict:

@@ -185,7 +185,7 @@ def test_ray_executes_a_list(lab, cluster):
 
 
 def test_a_stopped_lab_on_ray_saves_its_runs_and_goes_on(lab, cluster):
-    lab.write(dict(seeds=[0, 1], budget="200ktok"))
+    lab.write(dict(seeds=[0, 1], budget="400ktok"))
     call = [sys.executable, "-m", "cramming_nb.cli", "lab", "list.yaml", "--engine", "ray", "--jobs", "2"]
     env = {**os.environ, "CRAM_CACHE": str(lab.tiny.cache), "RAY_ADDRESS": cluster}
     process = subprocess.Popen(call, cwd=lab.home, env=env, stderr=subprocess.PIPE, text=True)
