@@ -107,8 +107,8 @@ class GLU(nn.Module):
 
 class SquaredReLU(nn.Module):
     "The square of the positive part, [...] (So et al. 2021)."
-    def forward(self, x:
-        Tensor) -> Tensor: return F.relu(x).square()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
 
 FUNCTIONS = {"gelu": nn.GELU(), "relu": nn.ReLU(), "relu_squared": SquaredReLU(), "silu": nn.SiLU()}
 PLAIN_ACTIVATIONS = {name: (f, 1) for name, f in FUNCTIONS.items()}
@@ -163,8 +163,8 @@ class LearnedPosition(nn.Module):
         weight = torch.empty(arch.max_length, arch.hidden_size).normal_(std=arch.init_std)
         self.weight = nn.Parameter(weight)
 
-    def forward(self, x:
-        Tensor) -> Tensor: return x + self.weight[:x.shape[1]]
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight[:x.shape[1]]
 
 class Sinusoidal(nn.Module):
     "Fixed sinusoids, added to x [B, S, H]."
@@ -173,8 +173,8 @@ class Sinusoidal(nn.Module):
         table = sinusoids(arch.max_length, arch.hidden_size)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x:
-        Tensor) -> Tensor: return x + self.table[:x.shape[1]]
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[:x.shape[1]]
 
 class ScaledSinusoidal(Sinusoidal):
     "Fixed sinusoids times one trained scalar (paper, section 4.2)."
@@ -182,8 +182,8 @@ class ScaledSinusoidal(Sinusoidal):
         super().__init__(arch)
         self.scale = nn.Parameter(torch.tensor(arch.hidden_size ** -0.5))
 
-    def forward(self, x:
-        Tensor) -> Tensor: return x + self.scale * self.table[:x.shape[1]]
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.table[:x.shape[1]]
 
 # %% ../nbs/05_architecture.ipynb #446a2bab
 def rotate(x: Tensor, table: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ class CorpusConfig:
     `filter_threshold` and `order` are of section 4.4, the tokenizers of section 4.1.
     `dedup` was 75 in the paper's first version. It compares the text within groups of eight
     neighbouring chunks, 32 million characters: a passage that recurs in another group stays.
-    `decontaminate` removes the documents that a run with GLUE otherwise only counts.
-    `filter_tokenizer` lets a tokenizer.json from elsewhere count for the filter, as the
-    reference code lets ALBERT's.
+    A run with GLUE counts the documents that share sentences with it; `decontaminate` also
+    removes them. `filter_tokenizer` is the tokenizer with which the filter counts tokens, if
+    it is not the corpus's own; the reference code uses ALBERT's.
     """
     tokenizer: str = option("wordpiece", "how words are split into tokens", choices=TOKENIZERS)
     vocab_size: int = option(

@@ -1126,9 +1126,11 @@ class TrainingRun:
             count = min(remaining, self.trainer.effective_micro_batch)
             self.micro_batch(count, t, flops_per_token)
             remaining -= count
-            if remaining and self.run_clock.read() >= 1:
-                break
-            if remaining and self.run_clock.stop_signal:
+            if not remaining:
+                break  # the batch is complete
+            if self.run_clock.read() >= 1:
+                break  # the budget is spent: update with what is there
+            if self.run_clock.stop_signal:
                 self.drop_step()
                 return
         self.trainer.update(t)
@@ -1154,10 +1156,11 @@ class TrainingRun:
         self.trainer.gradients.drop()
 
     def is_over(self, t: float) -> bool:
-        "Whether to end at fraction `t`: by a signal, a failure, or with the last line written."
+        "Whether to end: a signal came, the run failed, or the budget is spent and logged."
         if self.run_clock.stop_signal or self.progress.stopped:
             return True
-        return t >= 1 and not self.log.has_news()
+        is_spent = t >= 1
+        return is_spent and not self.log.has_news()
 
     def start(self):
         "Start the clock, and do on it what precedes the first step."
