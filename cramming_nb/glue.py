@@ -433,7 +433,7 @@ def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
     return {name.removeprefix("encoder."): weight for name, weight in weights.items()
             if name.startswith("encoder.")}
 
-# %% ../nbs/11_glue.ipynb #3b961f5d
+# %% ../nbs/11_glue.ipynb #d88524e0
 def hold_back(data: TaskData, share: float = 0.1, seed: int = 0) -> TaskData:
     """The task with a share of its training rows as the only development set, and without tests.
 
