@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['FUNCTIONS', 'PLAIN_ACTIVATIONS', 'GATED_ACTIVATIONS', 'ACTIVATIONS', 'ATTENTIONS', 'POSITIONS', 'NO_MASK',
-           'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS', 'HEAD_TRANSFORMS', 'POOLINGS', 'PARTS', 'Architecture',
-           'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths', 'FeedForward', 'explicit_attention', 'sinusoids',
-           'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary', 'Unchanged',
-           'document_ids', 'AttentionBias', 'attention_bias', 'select_positions', 'Attention', 'NeighborMixing',
-           'fourier_matrices', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock', 'SandwichBlock',
-           'normal_init', 'small_init', 'megatron_init', 'wang_init', 'orthogonal_init', 'initialise', 'bert_transform',
-           'mean_pooling', 'first_pooling', 'adds_atomically', 'masked_lookup', 'TokenEmbedding', 'Encoder', 'check',
-           'conflicts', 'MaskedLM', 'SequenceClassifier', 'TokenClassifier', 'QuestionAnswerer', 'parameters_by_part',
-           'flops_by_part', 'flops_per_token']
+           'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS', 'HEAD_TRANSFORMS', 'POOLINGS', 'NUM_FEATURES', 'PARTS',
+           'Architecture', 'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths', 'FeedForward', 'explicit_attention',
+           'sinusoids', 'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary',
+           'Unchanged', 'document_ids', 'AttentionBias', 'attention_bias', 'select_positions', 'Attention',
+           'NeighborMixing', 'fourier_matrices', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock',
+           'SandwichBlock', 'normal_init', 'small_init', 'megatron_init', 'wang_init', 'orthogonal_init', 'initialise',
+           'bert_transform', 'mean_pooling', 'first_pooling', 'adds_atomically', 'masked_lookup', 'TokenEmbedding',
+           'Encoder', 'check', 'conflicts', 'MaskedLM', 'pair_features', 'SequenceClassifier', 'TokenClassifier',
+           'QuestionAnswerer', 'parameters_by_part', 'flops_by_part', 'flops_per_token']
 
 # %% ../nbs/05_architecture.ipynb #bb5d73c1
 import math, re
@@ -612,15 +612,33 @@ class MaskedLM(nn.Module):
             return self.head(select_positions(hidden, masked_positions))
         return select_positions(self.head(hidden), masked_positions)
 
+# %% ../nbs/05_architecture.ipynb #6a14d703
+NUM_FEATURES = {1: 1, 2: 4, 3: 5}  # vectors that a head reads, by the number of views
+
+def pair_features(pooled: Tensor) -> Tensor:
+    """What a head reads [B, features * H] of the pooled views of each row [B, views, H].
+
+    One view: its vector. Two views: u, v, |u - v|, u * v (Conneau et al. 2017). Three views: the
+    vector of the first, then those four of the others.
+    """
+    if pooled.shape[1] == 1:
+        return pooled[:, 0]
+    *joint, u, v = pooled.unbind(1)
+    return torch.cat([*joint, u, v, (u - v).abs(), u * v], dim=1)
+
 # %% ../nbs/05_architecture.ipynb #e1455aa1
 class SequenceClassifier(nn.Module):
-    "Logits [B, labels] for whole inputs; one label is a regression."
-    def __init__(self, encoder: Encoder, num_labels: int):
+    """Logits [B, labels] for the rows of a task; one label is a regression.
+
+    A row is one sequence, or several `views`. Those of one row stand one after the other in the
+    token ids [B * views, S] and in the padding mask of the same shape.
+    """
+    def __init__(self, encoder: Encoder, num_labels: int, views: int = 1):
         super().__init__()
         arch = encoder.arch
-        self.encoder, self.pool = encoder, POOLINGS[arch.pooling]
+        self.encoder, self.pool, self.views = encoder, POOLINGS[arch.pooling], views
         self.head = nn.Sequential(
-            nn.Linear(arch.hidden_size, arch.classifier_size),
+            nn.Linear(NUM_FEATURES[views] * arch.hidden_size, arch.classifier_size),
             nn.Tanh(),
             nn.Dropout(arch.dropout),
             nn.Linear(arch.classifier_size, num_labels))
@@ -628,7 +646,9 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
         hidden = self.encoder(ids, attention_mask=attention_mask)
-        return self.head(self.pool(hidden, attention_mask))
+        pooled = self.pool(hidden, attention_mask)      # [B * views, H]
+        of_rows = pooled.unflatten(0, (-1, self.views))  # [B, views, H]
+        return self.head(pair_features(of_rows))
 
 class TokenClassifier(nn.Module):
     "Logits [B, S, labels] for each token; those at padding have no meaning."
@@ -644,8 +664,8 @@ class TokenClassifier(nn.Module):
 
 class QuestionAnswerer(TokenClassifier):
     "Logits [B, 2, S] for the first and for the last token of an answer, never in the padding."
-    def __init__(self, encoder:
-        Encoder): super().__init__(encoder, 2)
+    def __init__(self, encoder: Encoder):
+        super().__init__(encoder, 2)
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
         logits = super().forward(ids, attention_mask).mT

@@ -45,6 +45,7 @@ from cramming_nb.glue import (
     predict,
     random_epochs,
     replicates,
+    row_lengths,
     score_predictions,
 )
 from cramming_nb.hardware import DEVICES, Device, Hardware
@@ -380,7 +381,8 @@ def test_reference_is_the_published_procedure(name):
     epochs = np.split(np.array(tuner.batches), 5)
     assert all(epoch.shape == (len(rows[name]) // 4, 4) for epoch in epochs)  # 33 rows: one is left out
     assert all(len(np.unique(epoch)) == epoch.size for epoch in epochs)
-    widths = [np.ptp([len(tuner.train_ids[i]) for i in batch]) for batch in tuner.batches]
+    lengths = row_lengths(tuner.train_ids)
+    widths = [np.ptp(lengths[batch]) for batch in tuner.batches]
     assert np.mean(widths) > 1.5  # not by length
 
     torch.manual_seed(0)
@@ -389,7 +391,7 @@ def test_reference_is_the_published_procedure(name):
     warmup = int(0.1 * 5 * (80 // 4))  # steps of CoLA
     schedule = get_cosine_schedule_with_warmup(optimizer, warmup, len(tuner.batches))
     texts = [(first, second or "") for first, second, _ in rows[name]]
-    ids = [encoding.ids for encoding in word_tokenizer().encode_batch(texts)]
+    ids = [(encoding.ids,) for encoding in word_tokenizer().encode_batch(texts)]
     for batch in tuner.batches:
         logits = model(*collate([ids[i] for i in batch], DEVICES["cpu"]))
         labels = torch.tensor([rows[name][i][2] for i in batch])
@@ -448,10 +450,9 @@ def test_rows_are_tokenized_once(monkeypatch):
         tuner = FineTuner(SMALL, None, cache.tokenizer, data, Protocol(), seed, hardware(), cache)
         tuner.predict(data.dev["sst2"])
     assert [len(rows) for rows in asked] == [9, 4]
-    assert (
-        cache.sequences(list(rows), 16, False) == cache.sequences(rows, 16, False) and len(asked) == 3
-    )  # another list
-    assert max(map(len, cache.sequences(rows, 6, False))) == 6 and len(asked) == 4  # another length
+    settings = (16, False, "joint")
+    assert cache.sequences(list(rows), *settings) == cache.sequences(rows, *settings) and len(asked) == 3  # another list
+    assert max(row_lengths(cache.sequences(rows, 6, False))) == 6 and len(asked) == 4  # another length
 
 
 def some_rows(name: str) -> list[tuple]:
@@ -478,7 +479,7 @@ def test_a_single_sentence_as_a_pair():
     for name, more in {"sst2": [3], "rte": []}.items():
         rows = some_rows(name)
         alone, paired = encode(tokenizer, rows, 16), encode(tokenizer, rows, 16, always_pairs=True)
-        assert all(pair == [*row, *more] for row, pair in zip(alone, paired, strict=True))
+        assert all(pair == [*row, *more] for (row,), (pair,) in zip(alone, paired, strict=True))
 
 
 def test_pooling_of_a_protocol():
@@ -527,7 +528,7 @@ def test_padding_is_not_longer_than_the_model_reads():
     data = TaskData(TASKS["sst2"], rows, {"sst2": rows})
     tuner = FineTuner(arch, None, word_tokenizer(), data, Protocol(batch_size=4), 0, hardware(device=Wide()))
     tuner.step(tuner.batches[0])
-    ids = [[2, 5, 3], [2, 3]]
+    ids = [([2, 5, 3],), ([2, 3],)]
     assert (padded_length(ids, Wide(), 16), padded_length(ids, Wide(), 5)) == (8, 5)
     for length, expected in ((0, 3), (8, 8)):
         tokens, attention_mask = collate(ids, Wide(), length)
