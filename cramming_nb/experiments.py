@@ -311,7 +311,7 @@ def execute_on_cluster(runs: list[Run], jobs: int = 0, progress: bool = True):
             for task in started:
                 ray.cancel(task)
             if started:
-                ray.wait(started, num_returns=len(started), timeout=60)  # they save themselves
+                ray.wait(started, num_returns=len(started))  # until they have saved
     failed = [message for message in messages if message]
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs failed ({failed[0]}); mend this, "
