@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['WORD', 'CountingConfig', 'NGrams', 'ngrams', 'columns', 'Compared', 'total', 'ratio', 'measures', 'Overlap',
-           'first_sentences', 'linear_model', 'fit_counts', 'scored', 'count_words', 'same_answer', 'containing_rows',
-           'held_back_score']
+           'first_sentences', 'linear_model', 'fit_counts', 'baseline_result', 'count_words', 'same_answer',
+           'containing_rows', 'held_back_score', 'baselines']
 
 # %% ../nbs/11d_counting.ipynb #4642096b
-import time
-from collections import Counter
-from dataclasses import dataclass
+import hashlib, json, time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix, hstack, vstack
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -21,8 +21,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline, make_union
 from sklearn.preprocessing import FunctionTransformer
+from tqdm import tqdm
 from .budget import UserError
-from .glue import TaskData, Task, percentiles, replicates
+from .checkpoint import write_text
+from .glue import TaskData, Task, constant_answer, score_predictions
 
 # %% ../nbs/11d_counting.ipynb #40a8d438
 @dataclass(frozen=True)
@@ -182,25 +184,15 @@ def fit_counts(task: Task, rows: list[tuple], config: CountingConfig = CountingC
     return make_pipeline(features, linear_model(task, labels, config, seed)).fit(rows, labels)
 
 # %% ../nbs/11d_counting.ipynb #cac14f9e
-def scored(data: TaskData, init: str, seed: int, predictions: dict[str, np.ndarray]) -> dict:
-    """The result of a baseline, as `finetune` gives a model's: scores, intervals and replicates.
+def baseline_result(data: TaskData, init: str, seed: int,
+                    predicted: dict[str, np.ndarray]) -> dict:
+    """The result of a baseline, in the form of a fine-tuning's.
 
-    `predictions` are those of the development rows, by column. `init` is the baseline's name.
+    `predicted` are the predictions of the development rows, by column. `init` is the baseline's
+    name.
     """
-    result = dict(task=data.task.name, init=init, seed=seed, data=data.digest,
-                  scores={}, intervals={}, replicates={}, notes=[], train_rows=len(data.train),
-                  dev_rows={column: len(rows) for column, rows in data.dev.items()})
-    if len({label for _, _, label in data.train}) == 1:
-        result["notes"].append(f"{next(iter(data.dev))}: one class in training")
-    for column, rows in data.dev.items():
-        predicted, labels = predictions[column], np.array([label for _, _, label in rows])
-        if not np.ptp(predicted) > 0:
-            result["notes"].append(f"{column}: the same answer to every row")
-        drawn = replicates(data.task.metric, predicted, labels)
-        result["scores"][column] = data.task.metric(predicted, labels)
-        result["intervals"][column] = percentiles(drawn)
-        result["replicates"][column] = drawn
-    return result
+    about = dict(task=data.task.name, init=init, seed=seed, data=data.digest)
+    return about | score_predictions(data, predicted)
 
 # %% ../nbs/11d_counting.ipynb #92fc22c9
 def count_words(data: TaskData, seed: int = 0,
@@ -211,8 +203,8 @@ def count_words(data: TaskData, seed: int = 0,
     """
     start = time.perf_counter()
     model = fit_counts(data.task, data.train, config, seed)
-    predictions = {column: model.predict(rows) for column, rows in data.dev.items()}
-    result = scored(data, "counting", seed, predictions)
+    predicted = {column: model.predict(rows) for column, rows in data.dev.items()}
+    result = baseline_result(data, "counting", seed, predicted)
     if data.tests:
         answers = {file: model.predict(rows).tolist() for file, rows in data.tests.items()}
         result["predictions"] = answers
@@ -222,13 +214,7 @@ def same_answer(data: TaskData) -> dict:
     "The result of the most frequent training label, or the mean, as the answer to every row."
     if not data.train:
         raise UserError(f"{data.task.name}: no training rows; there is no most frequent label")
-    labels = [label for _, _, label in data.train]
-    if data.task.labels is None:
-        answer = float(np.mean(labels))
-    else:
-        answer = Counter(labels).most_common(1)[0][0]
-    predictions = {column: np.full(len(rows), answer) for column, rows in data.dev.items()}
-    return scored(data, "constant", 0, predictions)
+    return baseline_result(data, "constant", 0, constant_answer(data))
 
 # %% ../nbs/11d_counting.ipynb #7d1b36b5
 def containing_rows(rows: list[tuple]) -> np.ndarray:
@@ -275,3 +261,21 @@ def held_back_score(data: TaskData, config: CountingConfig, folds: int = 3, seed
         predicted[held_back] = model.predict([rows[row] for row in held_back])
     labels = np.array([row[2] for row in rows])
     return 100 * data.task.metric(predicted[whole], labels[whole])
+
+# %% ../nbs/11d_counting.ipynb #9a8889fd
+def baselines(tasks: dict[str, TaskData], folder: Path, progress: bool = True) -> list[dict]:
+    """Results of both baselines on each task: the same answer to every row, and word counts.
+
+    Results of word counts are kept in `folder`. Test rows are not answered: nobody submits a
+    baseline.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = json.dumps(asdict(CountingConfig()))
+    results = []
+    for name, data in tqdm(tasks.items(), "counting words", unit="task", disable=not progress):
+        checksum = hashlib.sha256(f"{data.digest} {settings}".encode()).hexdigest()[:12]
+        path = folder / f"{name}-counting-{checksum}.json"
+        if not path.exists():
+            write_text(path, json.dumps(count_words(replace(data, tests={}))))
+        results += [same_answer(data), json.loads(path.read_text())]
+    return results

@@ -9,7 +9,7 @@ __all__ = ['OLD_NAMES', 'FORMS', 'Entry', 'read_entry', 'read_list', 'throughput
            'results_table']
 
 # %% ../nbs/17_experiments.ipynb #203758d0
-import json, multiprocessing, os, sys, time
+import json, multiprocessing, os, signal, sys, time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
@@ -272,6 +272,8 @@ def cluster_task(run: Run, folder: str, threads: int) -> str:
     "Execute a run on a machine of the cluster, from `folder`; the message of a mistake, or ''."
     os.chdir(folder)  # the run's source and folders may be relative paths
     torch.set_num_threads(threads)
+    # Ray cancels a task by SIGINT, which a cluster that was started in the background ignores.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         execute(run)
     except (Busy, Interrupted):  # another process has the run, or it was stopped and saved

@@ -43,7 +43,7 @@ class Device:
     most_rows = 64           # and at which it ends
     pad_multiple = 2         # fine-tuning pads a batch to a multiple of so many tokens
     finetune_jobs = 64       # fine-tunings at a time, where memory and CPU threads allow
-    sparse_embedding = True  # whether gradients of only the tokens in a batch save time, chapter 11b
+    sparse_embedding = True  # whether sparse gradients of the embedding save time, chapter 11b
     cheap_dropout = True     # whether 16-bit random numbers for dropout save time, chapter 11b
     loss_chunk = 1 << 19     # logits that the loss holds in float32 at a time
     matrix_size = 1024       # rows and columns of the product that measures the matrix rate

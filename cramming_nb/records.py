@@ -23,7 +23,7 @@ from .budget import UserError
 from .glue import NINE, PAPER_SCORES, TASKS
 from .hardware import Hardware
 from .schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
-from .scores import ScoreTable, compare
+from .scores import LINE_NAMES, ScoreTable, compare
 
 # %% ../nbs/13_records.ipynb #887c847e
 def record_key(recipe: dict, budget: str, seed: int, corpus: dict) -> str:
@@ -398,7 +398,7 @@ def scores(records: list[RunRecord]) -> Table:
         for init in table.inits if len(records) == 1 else ["pretrained"]:
             title = name
             if len(records) == 1:
-                title = "no pretraining" if init == "random" else init
+                title = LINE_NAMES.get(init, init)
             columns[title] = {c: table.cell(init, c) for c in table.columns}
             if same_tasks:
                 columns[title][mean] = table.cell(init, "mean")

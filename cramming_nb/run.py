@@ -197,15 +197,20 @@ def glue_run(
     protocol: str = "",     # a name in `PROTOCOLS`; empty: the recipe's own
     baseline: bool = True,  # fine-tune random weights, too
 ) -> list[dict]:
-    "Fine-tune and score the run's model on tasks; the results join the record of a finished run."
+    """Score baselines on tasks, fine-tune the run's model on them, and score it.
+
+    The results join the record of a finished run.
+    """
     if protocol and protocol not in PROTOCOLS:
         raise UserError(f"protocol {protocol!r}: choose one of {', '.join(PROTOCOLS)}")
     chosen = PROTOCOLS[protocol] if protocol else run.recipe.protocol
     tokenizer = str(corpus.folder / "tokenizer.json")
     seeds = range(1000 * run.seed, 1000 * run.seed + run.finetune_seeds)
-    results = evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer,
-                       chosen, run.folder / "glue", hardware_of(run), seeds, baseline,
-                       run.progress)
+    from cramming_nb.counting import baselines  # here: importing scikit-learn takes a second
+    results = baselines(tasks, run.folder / "glue", run.progress)
+    results += evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer,
+                        chosen, run.folder / "glue", hardware_of(run), seeds, baseline,
+                        run.progress)
     record = run.folder / "record.json"
     if record.exists() and chosen == run.recipe.protocol:
         add_results(record, results)

@@ -148,9 +148,13 @@ def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Ray on two cores of this machine; gives the address at which other processes find it."""
+    """Ray on two cores of this machine, as a script starts it in the background, where SIGINT is ignored.
+
+    Gives the address at which other processes find it.
+    """
     import ray
 
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # its processes take this over
     os.environ["RAY_worker_niceness"] = "0"  # Ray's own 15 would starve its tasks beside other tests
     for attempt in range(4):
         try:
@@ -160,6 +164,7 @@ def cluster():
             ray.shutdown()
             if attempt == 3 or "timed out during startup" not in str(error):
                 raise
+    signal.signal(signal.SIGINT, former)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
     del os.environ["RAY_worker_niceness"]
