@@ -206,11 +206,10 @@ def glue_run(
     chosen = PROTOCOLS[protocol] if protocol else run.recipe.protocol
     tokenizer = str(corpus.folder / "tokenizer.json")
     seeds = range(1000 * run.seed, 1000 * run.seed + run.finetune_seeds)
+    tuned = evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer, chosen,
+                     run.folder / "glue", hardware_of(run), seeds, baseline, run.progress)
     from cramming_nb.counting import baselines  # here: importing scikit-learn takes a second
-    results = baselines(tasks, run.folder / "glue", run.progress)
-    results += evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer,
-                        chosen, run.folder / "glue", hardware_of(run), seeds, baseline,
-                        run.progress)
+    results = baselines(tasks, run.folder / "glue", run.progress) + tuned
     record = run.folder / "record.json"
     if record.exists() and chosen == run.recipe.protocol:
         add_results(record, results)

@@ -242,7 +242,7 @@ def test_results_join_the_record_of_a_finished_run(a_copy, glue):
     assert a_copy.command(*argv).code == 0
     record = RunRecord.read(a_copy.folder / "record.json")
     assert [(r["init"], r["seed"]) for r in record.results if r["task"] == "rte"] == [
-        ("pretrained", 0), ("random", 0), ("pretrained", 1), ("random", 1),
+        ("constant", 0), ("counting", 0), ("pretrained", 0), ("random", 0), ("pretrained", 1), ("random", 1),
     ]  # fmt: skip
     assert {"order", "rte"} <= {r["task"] for r in record.results}
     assert "1 of 9 GLUE numbers" in (a_copy.folder / "report.html").read_text()
@@ -281,7 +281,7 @@ def test_another_checkpoint_is_scored_anew(a_copy, glue):
     call = ("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")
 
     def found() -> set[str]:
-        return {p.name for p in (a_copy.folder / "glue").glob("rte-*.json")}
+        return {p.name for p in (a_copy.folder / "glue").glob("rte-pretrained-*.json")}
 
     assert a_copy.command(*call).code == 0
     (before,) = found()
@@ -308,11 +308,11 @@ def test_mnli_first(a_copy, glue, monkeypatch):
     assert [name for name, _ in given[-2:]] == ["rte", "rte"] and all(weights for _, weights in given[-2:])
     started, plain = given[-2][1], next(weights for name, weights in given if name == "cola" and weights)
     assert any(not np.array_equal(started[n], plain[n]) for n in plain)
-    scores = {p.name: json.loads(p.read_text())["scores"] for p in (a_copy.folder / "glue").glob("rte-*.json")}
+    scores = {p.name: json.loads(p.read_text())["scores"] for p in (a_copy.folder / "glue").glob("rte-pretrained-*.json")}
     for path in [*(a_copy.folder / "glue").glob("rte-*"), *(a_copy.folder / "glue").glob(".encoder-*")]:
         path.unlink()
     assert a_copy.command(*argv).out == said.out
-    assert {p.name: json.loads(p.read_text())["scores"] for p in (a_copy.folder / "glue").glob("rte-*.json")} == scores
+    assert {p.name: json.loads(p.read_text())["scores"] for p in (a_copy.folder / "glue").glob("rte-pretrained-*.json")} == scores
 
 
 THREE = ("entailment", "neutral", "contradiction")
@@ -784,7 +784,8 @@ def test_submission(a_copy, glue):
     assert len(values) == 5 and all(0 <= value <= 5 for value in values)
     assert not [r for r in RunRecord.read(a_copy.folder / "record.json").results if "predictions" in r]
     a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")  # test rows decide no score
-    assert len([r for r in RunRecord.read(a_copy.folder / "record.json").results if r["task"] == "rte"]) == 3
+    record = RunRecord.read(a_copy.folder / "record.json")
+    assert len([r for r in record.results if (r["task"], r["init"]) == ("rte", "pretrained")]) == 3
 
 
 def invented(right: np.ndarray, column: str, seed: int = 0) -> dict:
@@ -829,7 +830,7 @@ def test_baselines_have_lines_of_their_own():
     assert [round(table.mean(init), 1) for init in table.inits] == [33.3, 66.7, 33.3, 100.0]
     text = table._repr_markdown_()
     names = [line.split(" | ")[0].strip("| ") for line in text.splitlines()[2:]]
-    assert names == ["always no", "constant", "no pretraining", "pretrained"]
+    assert names == ["always no", "the same answer to every row", "no pretraining", "pretrained"]
     assert "the same answer" not in table.coverage()  # of fine-tunings only
     stuck = results[0] | dict(notes=["sst2: the same answer to every row"])
     assert "sst2: the same answer to every row in 1 of 2 fine-tunings" in ScoreTable([stuck, *results[1:]]).coverage()

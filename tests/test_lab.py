@@ -78,9 +78,9 @@ def test_a_finished_run_gets_the_fine_tuning_it_lacks(lab, glue):
     assert result.code == 0, result.err
     (full,) = lab.records()
     assert bare.results == [] and bare.pretraining == full.pretraining
-    assert sorted((r["task"], r["init"], r["seed"]) for r in full.results) == sorted(
-        (t, i, s) for t in ("cola", "stsb", "rte") for i in ("pretrained", "random") for s in (0, 1)
-    )
+    tuned = [(i, s) for i in ("pretrained", "random") for s in (0, 1)]
+    expected = [(t, *which) for t in ("cola", "stsb", "rte") for which in [("constant", 0), ("counting", 0), *tuned]]
+    assert sorted((r["task"], r["init"], r["seed"]) for r in full.results) == sorted(expected)
     assert lab.write(dict(finetune_seeds=2))().code == 0  # without --glue-dir, what is there is printed
     assert lab.records() == [full]
 
@@ -93,10 +93,11 @@ def test_scores_on_other_rows_take_the_place_of_the_old(lab, glue):
     (glue / "CoLA" / "dev.jsonl").write_text("".join(rows[:8]))
     assert lab.write(wish | dict(finetune_seeds=1))().code == 0
     (after,) = lab.records()
-    assert [r["seed"] for r in after.results if r["task"] == "cola"] == [0, 0]
+    of_cola = [(r["init"], r["seed"]) for r in after.results if r["task"] == "cola"]
+    assert sorted(of_cola) == [(init, 0) for init in ("constant", "counting", "pretrained", "random")]
     assert {r["dev_rows"]["cola"] for r in after.results if r["task"] == "cola"} == {8}
     others = [[r for r in record.results if r["task"] != "cola"] for record in (before, after)]
-    assert others[0] == others[1] and len(others[0]) == 8
+    assert others[0] == others[1] and len(others[0]) == 12
 
 
 def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab):

@@ -64,7 +64,7 @@ def test_record_says_what_was_done(finished, record):
     assert p["heldout_loss"] == p["curve"][-1]["heldout_loss"] < p["curve"][0]["heldout_loss"]
     assert [point["fraction"] for point in p["curve"]] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=0.02)
     assert {(r["task"], r["init"]) for r in record.results} == {
-        (t, i) for t in PROBES for i in ("pretrained", "random")
+        (t, i) for t in PROBES for i in ("constant", "counting", "random", "pretrained")
     }
     assert record.samples and all("[MASK]" in sample["text"] for sample in record.samples)
     assert record.provenance["rules"] == "Rules"
@@ -309,7 +309,7 @@ def test_glue_folder_on_a_pretrained_run(a_copy, glue):
     assert "3 of 9 GLUE numbers" in result.out
     assert re.search(r"^\| \| stsb \| rte \| cola \| mean \|$", result.out, re.M)
     with_intervals = re.findall(r"\d \(-?\d+\.\d–-?\d+\.\d\)", result.out)
-    assert len(with_intervals) == 10  # three medians and two means
+    assert len(with_intervals) == 20  # four lines, each of three medians and two means
 
 
 def test_run_with_a_glue_folder(a_copy, glue):
