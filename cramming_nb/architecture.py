@@ -7,7 +7,7 @@ __all__ = ['FUNCTIONS', 'PLAIN_ACTIVATIONS', 'GATED_ACTIVATIONS', 'ACTIVATIONS',
            'TOKEN_MIXERS', 'NORMS', 'BLOCKS', 'INITS', 'HEAD_TRANSFORMS', 'POOLINGS', 'NUM_FEATURES', 'PARTS',
            'Architecture', 'num_parameters', 'GLU', 'SquaredReLU', 'ffn_widths', 'FeedForward', 'explicit_attention',
            'sinusoids', 'LearnedPosition', 'Sinusoidal', 'ScaledSinusoidal', 'rotate', 'rotary_table', 'Rotary',
-           'Unchanged', 'document_ids', 'AttentionBias', 'attention_bias', 'select_positions', 'Attention',
+           'Unchanged', 'document_ids', 'AttentionMask', 'make_attention_mask', 'select_positions', 'Attention',
            'NeighborMixing', 'fourier_matrices', 'FourierMixing', 'make_norm', 'PreNormBlock', 'PostNormBlock',
            'SandwichBlock', 'normal_init', 'small_init', 'megatron_init', 'wang_init', 'orthogonal_init', 'initialise',
            'bert_transform', 'mean_pooling', 'first_pooling', 'adds_atomically', 'masked_lookup', 'TokenEmbedding',
@@ -139,7 +139,7 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
                        dropout: float = 0.0) -> Tensor:
     """Softmax attention spelled out; the fastest on CPUs.
 
-    q [B, heads, Q, d], k and v [B, heads, S, d], additive mask [B, 1, 1 or Q, S]."""
+    q [B, heads, Q, d], k and v [B, heads, S, d]; mask [B, 1, 1 or Q, S] is added to the scores."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if mask is not None:
         scores = scores + mask
@@ -216,10 +216,11 @@ class Rotary(nn.Module):
 
 class Unchanged(nn.Module):
     "A choice that is off: gives back its first input, [...]."
-    def __init__(self, arch:
-        Architecture | None = None): super().__init__()
-    def forward(self, x:
-        Tensor, *_) -> Tensor: return x
+    def __init__(self, arch: Architecture | None = None):
+        super().__init__()
+
+    def forward(self, x: Tensor, *_) -> Tensor:
+        return x
 
 POSITIONS = {  # name -> (at the embedding, at queries and keys)
     "learned": (LearnedPosition, Unchanged),
@@ -236,33 +237,36 @@ def document_ids(ids: Tensor) -> Tensor:
     return ends.cumsum(1) - ends
 
 # %% ../nbs/05_architecture.ipynb #908ddb9a
-class AttentionBias(NamedTuple):
-    "Which tokens may be read; None: all of them."
-    scores: Tensor | None = None       # added to attention scores [B, 1, 1 or S, S]
+class AttentionMask(NamedTuple):
+    "Which tokens may be read, in two forms; None: all of them."
+    additive: Tensor | None = None     # 0 or -1e4, added to attention scores [B, 1, 1 or S, S]
     segment_ids: Tensor | None = None  # tokens of one segment see each other [B, S]
 
-    def at(self, positions: Tensor | None) -> Tensor | None:
-        "What is added to the scores of queries at some positions only [B, k]."
-        if positions is None or self.scores is None or self.scores.shape[2] == 1:
-            return self.scores
-        index = positions[:, None, :, None].expand(-1, -1, -1, self.scores.shape[3])
-        return self.scores.gather(2, index)
+    def additive_at(self, positions: Tensor | None) -> Tensor | None:
+        "The additive mask of the queries at some positions [B, k], [B, 1, 1 or k, S]."
+        if positions is None or self.additive is None or self.additive.shape[2] == 1:
+            return self.additive
+        index = positions[:, None, :, None].expand(-1, -1, -1, self.additive.shape[3])
+        return self.additive.gather(2, index)
 
-NO_MASK = AttentionBias()
+NO_MASK = AttentionMask()
 
-def attention_bias(
-        attention_mask: Tensor | None,  # False at padding [B, S]
-        documents: Tensor | None,       # the document of each token [B, S]
-        dtype: torch.dtype) -> AttentionBias:
-    "What keeps attention away from padding, or inside each document."
-    if attention_mask is None and documents is None:
+def make_attention_mask(
+        padding_mask: Tensor | None,  # False at padding [B, S]
+        documents: Tensor | None,     # the document of each token [B, S]
+        dtype: torch.dtype) -> AttentionMask:
+    """The mask that keeps attention away from padding, or inside each document.
+
+    If there are documents, padding counts as a document of its own.
+    """
+    if padding_mask is None and documents is None:
         return NO_MASK
     if documents is None:
-        segment_ids, visible = attention_mask, attention_mask[:, None, None]
+        segment_ids, visible = padding_mask, padding_mask[:, None, None]
     else:
         segment_ids, visible = documents, (documents[:, :, None] == documents[:, None])[:, None]
-    scores = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return AttentionBias(scores.masked_fill(~visible, -1e4), segment_ids)
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return AttentionMask(zeros.masked_fill(~visible, -1e4), segment_ids)
 
 # %% ../nbs/05_architecture.ipynb #cd7b2cd9
 def select_positions(x: Tensor, positions: Tensor | None) -> Tensor:
@@ -300,12 +304,12 @@ class Attention(nn.Module):
         k, v = F.linear(x, weight[H:], kv_bias).split(H, -1)
         return q, k, v
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
+    def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
         q, k, v = map(self.split_heads, self.project(x, positions))
         q = self.rotary(self.q_norm(q), positions)
         k = self.rotary(self.k_norm(k))
         dropout = self.dropout if self.training else 0.0
-        mixed = self.kernel(q, k, v, bias.at(positions), dropout)
+        mixed = self.kernel(q, k, v, mask.additive_at(positions), dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 # %% ../nbs/05_architecture.ipynb #50536d0b
@@ -351,8 +355,8 @@ class FourierMixing(nn.Module):
         cosine, sine = fourier_matrices(torch.zeros(1, arch.hidden_size))[:, 0]
         self.register_buffer("features", torch.cat([cosine, -sine], 1), persistent=False)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        segment_ids = bias.segment_ids
+    def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
+        segment_ids = mask.segment_ids
         if segment_ids is None:
             segment_ids = torch.zeros_like(x[..., 0])
         matrices = fourier_matrices(segment_ids).to(x.dtype)
@@ -386,20 +390,20 @@ class PreNormBlock(nn.Module):
         self.attention = TOKEN_MIXERS[arch.token_mixing](arch, kernel)
         self.ffn = FeedForward(arch)
 
-    def mix(self, x: Tensor, positions: Tensor | None, bias: AttentionBias) -> Tensor:
+    def mix(self, x: Tensor, positions: Tensor | None, mask: AttentionMask) -> Tensor:
         "Attention, with mixing of neighbours before it and dropout after it."
-        x = self.mixing(x, bias.segment_ids)
-        return self.dropout(self.attention(x, positions, bias))
+        x = self.mixing(x, mask.segment_ids)
+        return self.dropout(self.attention(x, positions, mask))
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        x = select_positions(x, positions) + self.mix(self.norm1(x), positions, bias)
+    def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
+        x = select_positions(x, positions) + self.mix(self.norm1(x), positions, mask)
         return x + self.dropout(self.ffn(self.norm2(x)))
 
 # %% ../nbs/05_architecture.ipynb #d3beaa0b
 class PostNormBlock(PreNormBlock):
     "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
-    def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        x = self.norm1(select_positions(x, positions) + self.mix(x, positions, bias))
+    def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
+        x = self.norm1(select_positions(x, positions) + self.mix(x, positions, mask))
         return self.norm2(x + self.dropout(self.ffn(x)))
 
 class SandwichBlock(PreNormBlock):
@@ -409,8 +413,8 @@ class SandwichBlock(PreNormBlock):
         self.norm3 = make_norm(arch)
         self.norm4 = make_norm(arch)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, bias: AttentionBias = NO_MASK):
-        mixed = self.norm3(self.mix(self.norm1(x), positions, bias))
+    def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
+        mixed = self.norm3(self.mix(self.norm1(x), positions, mask))
         x = select_positions(x, positions) + mixed
         return x + self.norm4(self.dropout(self.ffn(self.norm2(x))))
 
@@ -532,11 +536,11 @@ class Encoder(nn.Module):
             ) -> Tensor:
         x = self.widen(self.embedding(ids))
         x = self.embedding_norm(self.position(x))
-        bias = attention_bias(attention_mask, documents, x.dtype)
-        x = self.dropout(self.mixing(x, bias.segment_ids))
+        mask = make_attention_mask(attention_mask, documents, x.dtype)
+        x = self.dropout(self.mixing(x, mask.segment_ids))
         for block in self.blocks[:-1]:
-            x = block(x, None, bias)
-        return self.final_norm(self.blocks[-1](x, positions, bias))
+            x = block(x, None, mask)
+        return self.final_norm(self.blocks[-1](x, positions, mask))
 
 # %% ../nbs/05_architecture.ipynb #45d6bee9
 def check(arch: Architecture):

@@ -753,7 +753,7 @@ def draw(corpus: Corpus) -> object:
     counts = np.sort(np.bincount(ids.ravel()))[::-1]
     zipf.loglog(np.arange(1, len(counts) + 1), counts.clip(min=0.5))
     zipf.set(xlabel="rank of the token", ylabel="times it occurs",
-             title="A few tokens are most of the text")
+             title="A few tokens are very frequent")
     documents = segments(ids)[:, -1] + 1
     spans.hist(documents, bins=np.arange(0.5, 9), color="tab:blue")
     spans.set(xlabel="documents in a sequence", ylabel="sequences",

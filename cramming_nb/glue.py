@@ -349,8 +349,8 @@ def fine_tune(model: SequenceClassifier, encoded: list[Views], targets: Targets,
               batches: list[np.ndarray], protocol: Protocol, device: Device):
     "Train a classifier on batches of a task's encoded rows, which are given by their numbers."
     weights = dict(model.named_parameters())
-    free = [weights.pop(name) for name in parameter_groups(model)["free"]]  # biases and norms
-    groups = [dict(params=free, weight_decay=0.0),
+    no_decay = [weights.pop(name) for name in parameter_groups(model)["no_decay"]]
+    groups = [dict(params=no_decay, weight_decay=0.0),
               dict(params=list(weights.values()), weight_decay=protocol.weight_decay)]
     optimizer = torch.optim.AdamW(groups, protocol.lr, betas=(0.9, 0.98), eps=1e-6)
     model.train()

@@ -85,14 +85,15 @@ class OptimizerConfig:
 def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
     """Names of a model's parameters in three groups.
 
-    `hidden`: matrices inside blocks, and `other` weights, which decay; `free`: biases and norms.
+    `hidden`: the matrices inside blocks. `other`: all other weights that decay. `no_decay`: biases
+    and the weights of norms.
     """
     modules = dict(model.named_modules())
-    groups = dict(hidden=[], other=[], free=[])
+    groups = dict(hidden=[], other=[], no_decay=[])
     for name, _ in model.named_parameters():
         module, _, kind = name.rpartition(".")
         if "Norm" in type(modules[module]).__name__ or kind == "bias":
-            groups["free"].append(name)
+            groups["no_decay"].append(name)
         elif type(modules[module]) is nn.Linear and ".blocks." in name:
             groups["hidden"].append(name)
         else:
@@ -161,7 +162,7 @@ def with_decay(groups: Groups, config: OptimizerConfig) -> list[dict]:
     "The groups as torch takes them: what decays, and what does not."
     decaying = groups["hidden"] + groups["other"]
     return [dict(params=decaying, weight_decay=config.weight_decay),
-            dict(params=groups["free"], weight_decay=0.0)]
+            dict(params=groups["no_decay"], weight_decay=0.0)]
 
 def adamw(groups: Groups, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     "AdamW, the paper's: Adam with bias correction and decoupled decay."
@@ -221,29 +222,32 @@ def step_unless(overflow: Tensor, optimizer: torch.optim.Optimizer):
     weights = [w for group in optimizer.param_groups for w in group["params"]]
     grads = [w.grad for w in weights]
     before = [w.detach().clone() for w in weights]
-    torch._foreach_copy_(grads, [torch.where(overflow, 0.0, g) for g in grads])
+    finite = [torch.where(overflow, 0.0, g) for g in grads]
+    torch._foreach_copy_(grads, finite)
     optimizer.step()
-    torch._foreach_copy_(weights, [torch.where(overflow, b, w) for w, b in zip(weights, before)])
+    after = [torch.where(overflow, old, new) for old, new in zip(before, weights)]
+    torch._foreach_copy_(weights, after)
 
 # %% ../nbs/07_optimizer.ipynb #0b30495f
 class LossScale:
     """The factor on the loss of a float16 model; 1 for other formats.
 
-    It is halved after an overflow and doubled after `patience` steps without one.
+    It is halved after an overflow and doubled after `growth_interval` steps without one.
     """
-    def __init__(self, weight: Tensor, patience: int = 2000):  # a weight [...] of the model
-        self.moves = weight.dtype == torch.float16
-        self.patience = patience
-        self.value = torch.tensor(2.0**16 if self.moves else 1.0, device=weight.device)
-        self.calm = torch.zeros_like(self.value)  # steps since the last overflow or doubling
+    def __init__(self, weight: Tensor, growth_interval: int = 2000):  # a weight [...] of the model
+        self.enabled = weight.dtype == torch.float16
+        self.growth_interval = growth_interval
+        self.value = torch.tensor(2.0**16 if self.enabled else 1.0, device=weight.device)
+        self.finite_steps = torch.zeros_like(self.value)  # since the last overflow or doubling
 
     def update(self, overflow: Tensor):
         "Adjust the factor after a step; `overflow`, a scalar, says whether it overflowed."
-        if not self.moves:
+        if not self.enabled:
             return
-        self.calm = torch.where(overflow, 0.0, self.calm + 1) % self.patience
-        doubled = torch.where(self.calm == 0, 2.0, 1.0)
-        self.value *= torch.where(overflow, 0.5, doubled)
+        counted = (self.finite_steps + 1) % self.growth_interval
+        self.finite_steps = torch.where(overflow, 0.0, counted)
+        growth = torch.where(self.finite_steps == 0, 2.0, 1.0)
+        self.value *= torch.where(overflow, 0.5, growth)
 
 # %% ../nbs/07_optimizer.ipynb #07972b51
 class EMA:
@@ -287,17 +291,17 @@ def schedule_free_weights(
     optimizers: list[torch.optim.Optimizer], masters: list[Tensor]
 ) -> list[Tensor] | None:
     "The weights that schedule-free optimizers want evaluated; None if there is none of them."
-    free = [each for each in optimizers if "train_mode" in each.param_groups[0]]
-    if not free:
+    schedule_free = [o for o in optimizers if "train_mode" in o.param_groups[0]]
+    if not schedule_free:
         return None
-    training = [m.clone() for m in masters]
-    for optimizer in free:
-        optimizer.eval()
-    found = [m.clone() for m in masters]
-    for optimizer in free:
-        optimizer.train()
-    torch._foreach_copy_(masters, training)  # there and back again would round
-    return found
+    training_weights = [m.clone() for m in masters]
+    for optimizer in schedule_free:
+        optimizer.eval()   # puts the average into the masters
+    averages = [m.clone() for m in masters]
+    for optimizer in schedule_free:
+        optimizer.train()  # computes the training weights back, with rounding errors
+    torch._foreach_copy_(masters, training_weights)  # so the exact ones are restored
+    return averages
 
 # %% ../nbs/07_optimizer.ipynb #5bcdc100
 def weight_names(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
@@ -421,7 +425,7 @@ class Optimizer:
         self.flat_grads, self.grads = flat_buffer(self.masters)  # [N], and views [...] into it
         for master, grad in zip(self.masters, self.grads):
             master.grad = grad
-        self.empty = True  # whether no gradient was added up since the last step
+        self.has_gradients = False  # whether any were accumulated since the last step
         self.inner = Float32Optimizer(self.named, parameter_groups(model), config)
         self.loss_scale = LossScale(self.weights[0])
         self.skipped = torch.zeros_like(self.loss_scale.value)   # steps that overflowed
@@ -432,8 +436,8 @@ class Optimizer:
 
     def accumulate(self):
         "Add the model's gradients to the masters', in float32, and clear them."
-        move_gradients(self.weights, self.grads, add=not self.empty)
-        self.empty = False
+        move_gradients(self.weights, self.grads, add=self.has_gradients)
+        self.has_gradients = True
 
     @torch.no_grad()
     def step(self, lr: float, scale: Tensor | float = 1.0) -> Tensor:
@@ -447,7 +451,7 @@ class Optimizer:
         self.inner.step(lr, overflow)
         self.loss_scale.update(overflow)
         self.skipped += overflow
-        self.empty = True
+        self.has_gradients = False
         copy_weights(self.masters, self.weights)
         return norm
 
@@ -465,20 +469,24 @@ class Optimizer:
         return any(optimizer.state for optimizer in self.inner.optimizers)
 
     def own_tensors(self) -> dict[str, Tensor]:
-        "The tensors of this class by name; with gradients, where a step is under way."
+        "The tensors of this class, by name."
         tensors = {f"master.{name}": master.detach() for name, master in self.named.items()}
-        if not self.empty:
-            tensors["flat_grads"] = self.flat_grads
         scale = self.loss_scale
-        return tensors | dict(skipped=self.skipped, calm=scale.calm, loss_scale=scale.value)
+        return tensors | dict(
+            skipped=self.skipped, finite_steps=scale.finite_steps, loss_scale=scale.value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        "All tensors that a resumed run needs, and those to evaluate, by name."
+        """All tensors that a resumed run needs, and those to evaluate, by name.
+
+        It is for the time between two steps: gradients of an unfinished step are not part of it.
+        """
         return self.own_tensors() | self.inner.state_dict()
 
     def load_state_dict(self, tensors: dict[str, Tensor]):
         "Restore what `state_dict` gave, and copy the weights to the model."
-        self.empty = "flat_grads" not in tensors
+        if "calm" in tensors:  # how older checkpoints name it
+            tensors = tensors | dict(finite_steps=tensors["calm"])
+        self.has_gradients = False
         for name, tensor in self.own_tensors().items():
             tensor.copy_(tensors[name])
         self.inner.load_state_dict(tensors)

@@ -241,9 +241,9 @@ class GradientSum:
 
     def reduce(self):
         "Add up the gradients of all processes."
-        if self.optimizer.empty:  # this process had no sequences
+        if not self.optimizer.has_gradients:  # this process had no sequences
             self.optimizer.flat_grads.zero_()
-            self.optimizer.empty = False
+            self.optimizer.has_gradients = True
         self.exchange.sum(self.optimizer.flat_grads)
         self.exchange.group.all_reduce(self.positions)
 
@@ -257,7 +257,7 @@ class GradientSum:
         "Forget what was added up since the last step."
         for weight in self.optimizer.weights:
             weight.grad = None
-        self.optimizer.empty = True
+        self.optimizer.has_gradients = False
         self.positions.zero_()
 
     def count_skipped(self) -> int:
