@@ -47,7 +47,7 @@ def make(tiny):
 
 def learn(trainer: Trainer, steps: int):
     for step in range(steps):
-        trainer.micro_batch(*trainer.corpus.batch(8 * step, 8, 0), 0.5)
+        trainer.accumulate_gradients(*trainer.corpus.batch(8 * step, 8, 0), 0.5)
         trainer.update(0.5)
 
 
@@ -75,7 +75,7 @@ def test_processes_read_each_held_out_row_once_whatever_their_micro_batches(make
 def test_utilisation_is_of_all_devices(make):
     budget, clock = Budget.parse("10step"), SimpleNamespace(shares=dict(step=2.0))
     spent = Spent(tokens=10, seconds=2.0, flops=1e9)
-    progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], rates=[1e9, 4e9, 2e9])
+    progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], matrix_rates=[1e9, 4e9, 2e9])
     one, four = (outcome(make(size=size), budget, progress, clock) for size in (1, 4))
     assert one["mfu"] == pytest.approx(0.25)  # of the median rate
     assert four["mfu"] == pytest.approx(one["mfu"] / 4) and four["devices"] == 4
@@ -111,7 +111,7 @@ def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
     trainer.optimizer.loss_scale.value.fill_(scale)
     trainer.optimizer.skipped.fill_(1)
     run.write_log()
-    assert run.progress.stopped == stopped and run.progress.skipped == 1
+    assert run.progress.stopped == stopped and run.progress.skipped_steps == 1
 
 
 def test_a_graph_for_each_level_is_allowed():
@@ -145,7 +145,7 @@ def searching(make, room: int, seconds: float = 864.0):
     trainer.hardware = replace(trainer.hardware, device=device)
     trainer.schedule.config = replace(trainer.schedule.config, batch_size=256)
 
-    def backward(ids, *_):
+    def forward_backward(ids, *_):
         tried.append(len(ids))
         device.peak = max(device.peak, 1000 * len(ids))
         if len(ids) > device.room:
@@ -153,7 +153,7 @@ def searching(make, room: int, seconds: float = 864.0):
         time.sleep(1e-3)  # as long for many sequences as for few: larger is faster
         return torch.zeros(2)
 
-    trainer.backward = backward
+    trainer.forward_backward = forward_backward
     find_micro_batch(trainer, seconds)
     return trainer, tried, device
 
@@ -224,7 +224,7 @@ def test_a_step_that_does_not_fit_is_told_and_not_tried_again(make, monkeypatch)
         tried.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    trainer.micro_batch(*trainer.corpus.batch(0, 8, 0), 0.5)
+    trainer.accumulate_gradients(*trainer.corpus.batch(0, 8, 0), 0.5)
     monkeypatch.setattr(trainer.optimizer, "step", step)
     with pytest.raises(UserError, match="choose a smaller training.micro_batch_size"):
         trainer.update(0.5)
@@ -236,7 +236,7 @@ def test_a_process_without_sequences_adds_nothing(make):
     learn(trainer, 1)
     trainer.optimizer.flat_grads.fill_(1.0)  # what the step before left
     trainer.gradients.reduce()
-    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.positions == 0
+    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.num_predicted == 0
 
 
 def test_processes_begin_with_the_same_weights_and_random_numbers_of_their_own(make):
