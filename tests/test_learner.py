@@ -10,6 +10,7 @@ import torch
 from conftest import command
 
 from cramming_nb.budget import Budget, Clock, Spent, UserError
+from cramming_nb.checkpoint import save_checkpoint
 from cramming_nb.corpus import Corpus
 from cramming_nb.distributed import SimulatedGroup
 from cramming_nb.hardware import DEVICES, Device, Hardware
@@ -26,6 +27,7 @@ from cramming_nb.training import (
     find_micro_batch,
     later_memory,
     outcome,
+    resume,
 )
 
 
@@ -257,6 +259,21 @@ def test_a_process_that_a_checkpoint_lacks_draws_new_random_numbers(make):
         drawn.append(torch.rand(4))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], first)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(make, tmp_path):
+    """Four fields of its state had other names, and one is no longer known."""
+    trainer, fresh = make(), make()
+    learn(trainer, 2)
+    spent = dict(seconds=4.0, tokens=512, flops=1e9, steps=2)
+    former = dict(spent=spent, cursor=16, micro_batch_size=4, rate=0.25, rates=[1e9, 2e9], returns=2, skipped=5, old=1)
+    save_checkpoint(tmp_path / "checkpoints", 2, trainer.state(), former)
+    progress = resume(fresh, tmp_path, Clock(50_000))
+    assert (progress.lr_factor, progress.matrix_rates) == (0.25, [1e9, 2e9])
+    assert (progress.rollbacks, progress.skipped_steps) == (2, 5)
+    assert (progress.spent, progress.cursor, fresh.micro_batch_size) == (Spent(**spent), 16, 4)
+    assert fresh.schedule.peak_lr == trainer.schedule.peak_lr / 4
+    assert torch.equal(fresh.optimizer.masters[0], trainer.optimizer.masters[0])
 
 
 @pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])
