@@ -321,7 +321,7 @@ MISHAPS = dict(
     stopped="stopped early",
     skipped_steps="steps left out because a gradient was not finite",
     rollbacks="returns to a checkpoint, with half the learning rate",
-    returns="returns to a checkpoint, with half the learning rate",  # in records of earlier versions
+    returns="returns to a checkpoint, with half the learning rate",  # in older records
 )
 
 def gigabytes(count: float) -> str:

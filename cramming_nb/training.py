@@ -82,7 +82,7 @@ class TrainingConfig:
 # %% ../nbs/10_training.ipynb #9e990740
 @dataclass
 class StepSchedule:
-    "Settings of a step, as functions of `t`: the fraction of the budget that is spent when it begins."
+    "Settings of a step that begins at `t`, the fraction of the budget that is spent."
     config: ScheduleConfig
     masks: ObjectiveConfig       # at the end of all ramps
     architecture: Architecture
@@ -174,9 +174,9 @@ class ModelLoss:
         return self.fast(*batch)
 
     def attempt(self, graph: object, work: Callable) -> object:
-        """Return work(); if it fails at the first use of a compiled graph, go on with the plain model.
+        """Return work(); if a graph fails at its first use, go on with the plain model.
 
-        `graph` names the graph that work() uses: whatever decides its shape, as a key.
+        `graph` is a key for the compiled graph that work() uses: whatever decides its shape.
         """
         if not self.compiled or graph in self.worked:
             return work()

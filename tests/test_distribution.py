@@ -216,7 +216,9 @@ def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):
         ("float32", 1.0, True, False),
     ],
 )
-def test_gradients_travel_in_half_the_bytes_where_that_is_asked_for_or_pays(asked, seconds_per_step, low_precision, half):
+def test_gradients_travel_in_half_the_bytes_where_that_is_asked_for_or_pays(
+    asked, seconds_per_step, low_precision, half
+):
     exchange = GradientExchange(ProcessGroup())
     exchange.choose(asked, dict(float32=0.1, bfloat16=0.05), seconds_per_step, low_precision)
     assert exchange.dtype == (torch.bfloat16 if half else torch.float32)
