@@ -262,7 +262,7 @@ def recipe_steps(
         for fraction in (np.arange(count) + 0.5) / count:
             rows = trainer.step_rows(fraction)
             for batch in np.split(numbers, range(rows, largest, rows)):
-                trainer.micro_batch(ids[batch], batch, epochs[batch], fraction)
+                trainer.accumulate_gradients(ids[batch], batch, epochs[batch], fraction)
                 trainer.update(fraction)
     return work
 

@@ -38,6 +38,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict):
         raise OSError(errno.EIO, str(error), str(folder)) from None
     checksum = checkpoint_checksum(tensors_file, state)
     state_file.write_text(json.dumps(state | dict(sha256=checksum)))
+    shutil.copymode(state_file, tensors_file)  # save_file lets only the owner read its file
     for path in (tensors_file, state_file, folder):
         sync(path)
 

@@ -165,12 +165,12 @@ class GradientExchange:
 
     def choose(self, asked: str,               # a name of EXCHANGE
                seconds: dict[str, float],      # of an exchange, as `measure` gives them
-               step_seconds: float,            # of computing a full batch
+               seconds_per_step: float,        # of computing a full batch
                low_precision: bool,            # whether the model computes in 16 bits
                ):
         "Decide in which format gradients travel."
         exact, half = seconds["float32"], seconds["bfloat16"]
-        is_worth_it = exact > 0.05 * step_seconds and half < exact
+        is_worth_it = exact > 0.05 * seconds_per_step and half < exact
         chosen = asked == "bfloat16" or asked == "auto" and low_precision and is_worth_it
         self.dtype = torch.bfloat16 if chosen else torch.float32
 

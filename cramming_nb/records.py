@@ -320,7 +320,8 @@ class Folded(Table):
 MISHAPS = dict(
     stopped="stopped early",
     skipped_steps="steps left out because a gradient was not finite",
-    returns="returns to a checkpoint, with half the learning rate",
+    rollbacks="returns to a checkpoint, with half the learning rate",
+    returns="returns to a checkpoint, with half the learning rate",  # in older records
 )
 
 def gigabytes(count: float) -> str:

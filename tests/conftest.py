@@ -95,11 +95,11 @@ def lines(err: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", err) if line.strip() and not BAR.search(line)]
 
 
-def child(argv: list[str], cwd: str, cache: str, output: str):
+def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     """The body of a process that can be killed: `cram` with its output in a file."""
     os.environ["CRAM_CACHE"] = cache
     os.chdir(cwd)
-    sys.stdout = sys.stderr = open(output, "w", buffering=1)
+    sys.stdout = sys.stderr = open(output, mode, buffering=1)
     from cramming_nb.cli import main
 
     sys.exit(main(argv))

@@ -132,6 +132,7 @@ def test_a_compiled_run_learns_the_same_and_resumes_without_its_compiler(tiny, t
     """One run is compiled and stopped half-way; then the compiler is gone, and the other half is not."""
     monkeypatch.setattr(Hardware, "compiling_pays", lambda self, seconds: True)
     more = ["--set", "training.dtype=float32", "schedule.batch_size=20", "training.checkpoint_fraction=1"]
+    more.append("architecture.num_layers=1")  # half as much to compile
     options = ["pretrain", *tiny.options("16step")]
     eager = command(*options, "--name", "eager", *more, "training.compile=never", cwd=tmp_path, cache=tiny.cache)
     assert eager.code == 0, eager.err

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import command
+from conftest import Killable, child, command
 from safetensors.torch import load_file
 
 from cramming_nb.distributed import GradientExchange, ProcessGroup
@@ -45,6 +46,47 @@ class Job:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"did not end: {self.output.read_text()}") from None
+
+
+class Ranks:
+    """The processes that `torchrun` would start, forked from a server that has loaded torch: no wait for imports."""
+
+    def __init__(self, *argv, cwd: Path, cache: Path):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.output = cwd / "job.txt"
+        self.output.write_text("")
+        self.processes = []
+        for rank in (0, 1):
+            env = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            call = [str(a) for a in argv], {name: str(value) for name, value in env.items()}
+            args = (*call, str(cwd), str(cache), str(self.output))
+            self.processes.append(Killable.server.Process(target=rank_of_job, args=args))
+        for process in self.processes:
+            process.start()
+
+    def is_alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def send(self, signum: int):
+        """Send a signal to every process, as `torchrun` does."""
+        for process in self.processes:
+            os.kill(process.pid, signum)
+
+    def end(self, seconds: float = 300) -> list[int]:
+        """The exit codes."""
+        for process in self.processes:
+            process.join(seconds)
+            if process.exitcode is None:
+                process.kill()
+                raise AssertionError(f"did not end: {self.output.read_text()}")
+        return [process.exitcode for process in self.processes]
+
+
+def rank_of_job(argv: list[str], env: dict[str, str], *where: str):
+    """The body of one process of a job."""
+    os.environ.update(env)
+    child(argv, *where, mode="a")
 
 
 def outcome(folder: Path) -> dict:
@@ -86,8 +128,9 @@ def test_two_processes_have_the_losses_of_one(tiny, alone, tmp_path):
 
 def test_gradients_may_travel_in_half_the_bytes(tiny, alone, tmp_path):
     """In bfloat16 the losses are those of one process within its rounding, and not to the last digit."""
-    job = Job(*options(tiny, "run", "60step"), "training.gradient_exchange=bfloat16", cwd=tmp_path, cache=tiny.cache)
-    assert job.end() == 0, job.output.read_text()
+    asked = [*options(tiny, "run", "60step"), "training.gradient_exchange=bfloat16"]
+    job = Ranks(*asked, cwd=tmp_path, cache=tiny.cache)
+    assert job.end() == [0, 0], job.output.read_text()
     found = outcome(tmp_path / "runs" / "run")
     assert set(found["exchange"]) == {"float32", "bfloat16"} and min(found["exchange"].values()) > 0
     exact = command(*options(tiny, "exact", "60step"), cwd=tmp_path, cache=tiny.cache)
@@ -104,14 +147,15 @@ def test_each_process_keeps_random_numbers_of_its_own(tiny, tmp_path):
         home = tmp_path / name
         home.mkdir()
         if name == "stopped":
-            job = Job(*more, cwd=home, cache=tiny.cache)
+            job = Ranks(*more, cwd=home, cache=tiny.cache)
             while told(home / "runs" / "run") < 20:
-                assert job.process.poll() is None, job.output.read_text()
+                assert job.is_alive(), job.output.read_text()
                 time.sleep(0.02)
-            job.process.send_signal(signal.SIGTERM)
-            assert job.process.wait(60) != 0
-        job = Job(*more, cwd=home, cache=tiny.cache)
-        assert job.end() == 0, job.output.read_text()
+            job.send(signal.SIGTERM)
+            assert job.end(60) == [128 + signal.SIGTERM] * 2
+            assert not (home / "runs" / "run" / "pretraining.json").exists()
+        job = Ranks(*more, cwd=home, cache=tiny.cache)
+        assert job.end() == [0, 0], job.output.read_text()
         states[name] = load_file(max((home / "runs" / "run" / "checkpoints").glob("step-*")) / "tensors.safetensors")
     one, two = states["whole"]["random.cpu.0"], states["whole"]["random.cpu.1"]
     assert not one.equal(two)
@@ -141,18 +185,17 @@ def test_one_then_two_then_one(tiny, alone, tmp_path):
     """A run is stopped on one process, goes on with two, is stopped again and ends on one."""
     folder = tmp_path / "runs" / "run"
 
-    def stop_after(lines: int, process: subprocess.Popen):
-        while told(folder) < lines:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
-        assert not (folder / "pretraining.json").exists()
-
-    env = {**os.environ, "CRAM_CACHE": str(tiny.cache)}
-    call = [sys.executable, "-m", "cramming_nb.cli", *options(tiny, "run")]
-    stop_after(30, subprocess.Popen(call, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL))
-    stop_after(90, Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).process)
+    one = Killable(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    one.wait_for(lambda: told(folder) >= 30)
+    assert one.send(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert not (folder / "pretraining.json").exists()
+    two = Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    while told(folder) < 90:
+        assert two.process.poll() is None, two.output.read_text()
+        time.sleep(0.01)
+    two.process.send_signal(signal.SIGTERM)
+    assert two.end(60) != 0
+    assert not (folder / "pretraining.json").exists()
     assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
     same_curve(folder, alone)
 
@@ -164,7 +207,7 @@ def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "asked, step_seconds, low_precision, half",
+    "asked, seconds_per_step, low_precision, half",
     [
         ("auto", 1.0, True, True),
         ("auto", 1.0, False, False),  # the model computes in float32
@@ -173,7 +216,9 @@ def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):
         ("float32", 1.0, True, False),
     ],
 )
-def test_gradients_travel_in_half_the_bytes_where_that_is_asked_for_or_pays(asked, step_seconds, low_precision, half):
+def test_gradients_travel_in_half_the_bytes_where_that_is_asked_for_or_pays(
+    asked, seconds_per_step, low_precision, half
+):
     exchange = GradientExchange(ProcessGroup())
-    exchange.choose(asked, dict(float32=0.1, bfloat16=0.05), step_seconds, low_precision)
+    exchange.choose(asked, dict(float32=0.1, bfloat16=0.05), seconds_per_step, low_precision)
     assert exchange.dtype == (torch.bfloat16 if half else torch.float32)

@@ -335,7 +335,7 @@ def test_gradient_that_is_not_finite_is_skipped(scene):
     scene.before("update", [8, 9, STEPS], poison)
     assert scene.run("training.nonfinite=skip").code == 0
     found = scene.outcome()
-    assert (found["skipped_steps"], found["returns"], found["stopped"]) == (3, 0, "")
+    assert (found["skipped_steps"], found["rollbacks"], found["stopped"]) == (3, 0, "")
     assert found["spent"]["tokens"] == TOKENS and all_finite(scene.folder)
     assert found["heldout_loss"] < found["curve"][0]["heldout_loss"]
 
@@ -354,7 +354,8 @@ def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
     assert scene.run("training.nonfinite=rollback").code == 0
     found, told = scene.outcome(), read_log(scene.folder / "log.jsonl")
     (back,) = [line for line in told if "returned_to_step" in line]
-    assert (found["returns"], found["stopped"], back["rate"]) == (1, "", 0.5) and 6 <= back["returned_to_step"] < 11
+    assert (found["rollbacks"], found["stopped"], back["lr_factor"]) == (1, "", 0.5)
+    assert 6 <= back["returned_to_step"] < 11
     assert found["spent"]["tokens"] == TOKENS and found["spent"]["steps"] == STEPS and all_finite(scene.folder)
     assert found["shares"]["lost"] > 0
     assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
@@ -368,8 +369,8 @@ def test_gradient_that_is_never_finite_again_ends_the_run(scene):
     result = scene.run("training.nonfinite=rollback")
     found = scene.outcome()
     assert result.code == 0 and "5 returns to a checkpoint did not help" in result.out
-    assert found["returns"] == 5 and found["stopped"] and all_finite(scene.folder)
-    told = [line["rate"] for line in read_log(scene.folder / "log.jsonl") if "rate" in line]
+    assert found["rollbacks"] == 5 and found["stopped"] and all_finite(scene.folder)
+    told = [line["lr_factor"] for line in read_log(scene.folder / "log.jsonl") if "lr_factor" in line]
     assert told == [2**-n for n in range(1, 6)]
 
 
@@ -385,7 +386,7 @@ def test_return_to_a_checkpoint_outlives_a_stop(scene):
         scene.before("update", [18], terminate)
         assert scene.run(options).code == 143
     assert scene.run(options).code == 0
-    assert scene.outcome()["returns"] == 1
+    assert scene.outcome()["rollbacks"] == 1
     assert learned(scene.folder) == learned(Path(whole))
 
 
@@ -550,13 +551,13 @@ def test_loss_that_is_not_a_number_is_hopeless(scene):
 def test_last_gradient_that_is_not_finite(policy, words, scene):
     scene.before("update", [STEPS], poison)
     result = scene.run(f"training.nonfinite={policy}")
-    assert words in result.out and scene.outcome()["returns"] == (policy == "rollback")
+    assert words in result.out and scene.outcome()["rollbacks"] == (policy == "rollback")
 
 
 def test_run_that_has_no_checkpoint_goes_back_to_its_beginning(scene):
     scene.before("update", [2], poison)
     result = scene.run("training.nonfinite=rollback")
-    assert "stopped early" not in result.out and scene.outcome()["returns"] == 1
+    assert "stopped early" not in result.out and scene.outcome()["rollbacks"] == 1
 
 
 def test_return_to_a_checkpoint_while_the_disk_refuses(scene, spoil):
@@ -564,7 +565,7 @@ def test_return_to_a_checkpoint_while_the_disk_refuses(scene, spoil):
     scene.before("update", [11], poison)
     result = scene.run("training.nonfinite=rollback")
     assert result.code == 0, result.err
-    assert scene.outcome()["returns"] == 1
+    assert scene.outcome()["rollbacks"] == 1
 
 
 def test_sigterm_in_the_last_look_ends_the_whole_job(scene):
@@ -605,8 +606,8 @@ def test_process_lost_after_a_rollback(scene):
     whole = shutil.move(scene.folder, scene.home / "whole")
     with pytest.MonkeyPatch.context() as scene.patch:
         scene.before("update", [11], poison)
-        scene.before("micro_batch", [36], lose)  # two to a step: the second of one that follows the rollback
+        scene.before("accumulate_gradients", [36], lose)  # two to a step: the second of one that follows the rollback
         one_line(scene.run(*options), "another process of this job has ended")
     assert scene.run(*options).code == 0
-    assert scene.outcome()["returns"] == 1
+    assert scene.outcome()["rollbacks"] == 1
     assert learned(scene.folder) == learned(Path(whole))

@@ -179,7 +179,7 @@ def take_steps(trainer: Trainer, number: int = 4) -> list[float]:
     for _ in range(number):
         rows = trainer.step_rows(0.5)
         for _ in range(0, rows, trainer.micro_batch_size):
-            trainer.micro_batch(*trainer.batch(cursor, trainer.micro_batch_size), 0.5)
+            trainer.accumulate_gradients(*trainer.batch(cursor, trainer.micro_batch_size), 0.5)
             cursor += trainer.micro_batch_size
         trainer.update(0.5)
         losses.append(trainer.heldout_loss())
@@ -290,15 +290,15 @@ def test_the_micro_batch_fits_into_what_others_leave(make_trainer, hardware):
 
 def test_memory_that_runs_out_halves_the_micro_batch(make_trainer, hardware, monkeypatch):
     trainer = make_trainer(hardware, {"schedule.batch_size": 64, "training.micro_batch_size": 64})
-    really = Trainer.backward
+    really = Trainer.forward_backward
 
-    def backward(self, ids, *rest):
+    def forward_backward(self, ids, *rest):
         if len(ids) > 16:
             return torch.empty(1 << 50, dtype=torch.uint8, device=hardware.kind)
         return really(self, ids, *rest)
 
-    monkeypatch.setattr(Trainer, "backward", backward)
-    trainer.micro_batch(*trainer.batch(0, 64), 0.5)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    trainer.accumulate_gradients(*trainer.batch(0, 64), 0.5)
     trainer.update(0.5)
     assert trainer.micro_batch_size == 16 and trainer.rows_asked == 64
 

@@ -10,6 +10,7 @@ import torch
 from conftest import command
 
 from cramming_nb.budget import Budget, Clock, Spent, UserError
+from cramming_nb.checkpoint import save_checkpoint
 from cramming_nb.corpus import Corpus
 from cramming_nb.distributed import SimulatedGroup
 from cramming_nb.hardware import DEVICES, Device, Hardware
@@ -26,6 +27,7 @@ from cramming_nb.training import (
     find_micro_batch,
     later_memory,
     outcome,
+    resume,
 )
 
 
@@ -47,7 +49,7 @@ def make(tiny):
 
 def learn(trainer: Trainer, steps: int):
     for step in range(steps):
-        trainer.micro_batch(*trainer.corpus.batch(8 * step, 8, 0), 0.5)
+        trainer.accumulate_gradients(*trainer.corpus.batch(8 * step, 8, 0), 0.5)
         trainer.update(0.5)
 
 
@@ -75,7 +77,7 @@ def test_processes_read_each_held_out_row_once_whatever_their_micro_batches(make
 def test_utilisation_is_of_all_devices(make):
     budget, clock = Budget.parse("10step"), SimpleNamespace(shares=dict(step=2.0))
     spent = Spent(tokens=10, seconds=2.0, flops=1e9)
-    progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], rates=[1e9, 4e9, 2e9])
+    progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], matrix_rates=[1e9, 4e9, 2e9])
     one, four = (outcome(make(size=size), budget, progress, clock) for size in (1, 4))
     assert one["mfu"] == pytest.approx(0.25)  # of the median rate
     assert four["mfu"] == pytest.approx(one["mfu"] / 4) and four["devices"] == 4
@@ -111,7 +113,7 @@ def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
     trainer.optimizer.loss_scale.value.fill_(scale)
     trainer.optimizer.skipped.fill_(1)
     run.write_log()
-    assert run.progress.stopped == stopped and run.progress.skipped == 1
+    assert run.progress.stopped == stopped and run.progress.skipped_steps == 1
 
 
 def test_a_graph_for_each_level_is_allowed():
@@ -145,7 +147,7 @@ def searching(make, room: int, seconds: float = 864.0):
     trainer.hardware = replace(trainer.hardware, device=device)
     trainer.schedule.config = replace(trainer.schedule.config, batch_size=256)
 
-    def backward(ids, *_):
+    def forward_backward(ids, *_):
         tried.append(len(ids))
         device.peak = max(device.peak, 1000 * len(ids))
         if len(ids) > device.room:
@@ -153,7 +155,7 @@ def searching(make, room: int, seconds: float = 864.0):
         time.sleep(1e-3)  # as long for many sequences as for few: larger is faster
         return torch.zeros(2)
 
-    trainer.backward = backward
+    trainer.forward_backward = forward_backward
     find_micro_batch(trainer, seconds)
     return trainer, tried, device
 
@@ -224,7 +226,7 @@ def test_a_step_that_does_not_fit_is_told_and_not_tried_again(make, monkeypatch)
         tried.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    trainer.micro_batch(*trainer.corpus.batch(0, 8, 0), 0.5)
+    trainer.accumulate_gradients(*trainer.corpus.batch(0, 8, 0), 0.5)
     monkeypatch.setattr(trainer.optimizer, "step", step)
     with pytest.raises(UserError, match="choose a smaller training.micro_batch_size"):
         trainer.update(0.5)
@@ -236,7 +238,7 @@ def test_a_process_without_sequences_adds_nothing(make):
     learn(trainer, 1)
     trainer.optimizer.flat_grads.fill_(1.0)  # what the step before left
     trainer.gradients.reduce()
-    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.positions == 0
+    assert not trainer.optimizer.flat_grads.any() and trainer.gradients.num_predicted == 0
 
 
 def test_processes_begin_with_the_same_weights_and_random_numbers_of_their_own(make):
@@ -257,6 +259,21 @@ def test_a_process_that_a_checkpoint_lacks_draws_new_random_numbers(make):
         drawn.append(torch.rand(4))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], first)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(make, tmp_path):
+    """Four fields of its state had other names, and one is no longer known."""
+    trainer, fresh = make(), make()
+    learn(trainer, 2)
+    spent = dict(seconds=4.0, tokens=512, flops=1e9, steps=2)
+    former = dict(spent=spent, cursor=16, micro_batch_size=4, rate=0.25, rates=[1e9, 2e9], returns=2, skipped=5, old=1)
+    save_checkpoint(tmp_path / "checkpoints", 2, trainer.state(), former)
+    progress = resume(fresh, tmp_path, Clock(50_000))
+    assert (progress.lr_factor, progress.matrix_rates) == (0.25, [1e9, 2e9])
+    assert (progress.rollbacks, progress.skipped_steps) == (2, 5)
+    assert (progress.spent, progress.cursor, fresh.micro_batch_size) == (Spent(**spent), 16, 4)
+    assert fresh.schedule.peak_lr == trainer.schedule.peak_lr / 4
+    assert torch.equal(fresh.optimizer.masters[0], trainer.optimizer.masters[0])
 
 
 @pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])

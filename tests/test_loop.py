@@ -33,7 +33,7 @@ def bare(trainer: Trainer) -> float:
     """Seconds of the steps alone."""
     begun = time.perf_counter()
     for step in range(STEPS):
-        trainer.micro_batch(*trainer.corpus.batch(ROWS * step, ROWS, 0), 0.5)
+        trainer.accumulate_gradients(*trainer.corpus.batch(ROWS * step, ROWS, 0), 0.5)
         trainer.update(0.5)
     return time.perf_counter() - begun
 

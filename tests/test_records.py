@@ -74,6 +74,14 @@ def test_the_share_of_the_matrix_rate_has_the_spread_of_its_measurements(data):
     assert cells(once)["of the measured matrix rate"] == "40%"
 
 
+@pytest.mark.parametrize("name", ["returns", "rollbacks"])  # the first one is that of earlier versions
+def test_rollbacks_are_reported_under_either_name(data, name):
+    data["pretraining"].pop("returns", None)
+    counted = "returns to a checkpoint, with half the learning rate"
+    assert cells(measured(data, **{name: 2}))[counted] == "2"
+    assert counted not in cells(measured(data, **{name: 0})) and counted not in cells(measured(data))
+
+
 def test_memory_and_energy_are_those_of_all_devices(data):
     four = measured(data, devices=4, peak_memory=10**9, peak_memory_total=3 * 10**9, joules=3.6e6)
     assert cells(four)["peak memory"] == "1.0 GB"

@@ -5,14 +5,16 @@ import os
 import random
 import shutil
 import signal
+import stat
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
 
-from cramming_nb.checkpoint import load_checkpoint, watch_signals
+from cramming_nb.checkpoint import load_checkpoint, save_checkpoint, watch_signals
 from cramming_nb.training import read_log
 
 BUDGET = "40ktok"
@@ -278,3 +280,14 @@ def test_killed_while_the_corpus_is_built(tiny, tmp_path):
     assert run.send(signal.SIGKILL) in (-9, 0)
     said = command("data", "build", *tiny.options()[:3], cwd=tmp_path, cache=tmp_path / "cache")
     assert said.code == 0 and len(list((tmp_path / "cache").glob("corpus-*/manifest.json"))) == 1
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], ids=oct)
+def test_files_of_a_checkpoint_have_the_permissions_of_new_files(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        path = save_checkpoint(tmp_path / "checkpoints", 1, dict(weight=torch.ones(2)), dict(step=1))
+    finally:
+        os.umask(before)
+    modes = {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in path.iterdir()}
+    assert modes == dict.fromkeys(("tensors.safetensors", "state.json"), oct(0o666 & ~umask))
