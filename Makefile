@@ -19,7 +19,7 @@ cram: $(VENV)/.run  ## install, then pretrain a small language model and report 
 test: $(VENV)/.dev  ## what every change has to pass
 	$(BIN)/python tests/book.py agree
 	$(NBTEST)
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 	$(BIN)/python tests/pages.py _docs_preview
 
 test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)

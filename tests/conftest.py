@@ -229,3 +229,13 @@ def glue(tmp_path) -> Path:
         write_jsonl(tmp_path / "glue" / name / "train.jsonl", rows)
         write_jsonl(tmp_path / "glue" / name / "dev.jsonl", rows[:12])
     return tmp_path / "glue"
+
+
+# Modules that take longest. They are begun first, so that no worker is left alone with one of them at the end.
+LONG = "test_lab test_on_gpu test_distribution test_corpus_build test_compile test_resume test_glue test_faults".split()
+
+
+def pytest_collection_modifyitems(items: list):
+    """Put long modules first, and leave all else as it is."""
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
