@@ -85,8 +85,12 @@ def read_list(path: Path) -> list[Entry]:
     return [read_entry(entry, f"{path}, run {i}") for i, entry in enumerate(entries, 1)]
 
 # %% ../nbs/17_experiments.ipynb #bd55005b
-def throughputs(recipes: list[Recipe], path: Path, progress: bool = True) -> list[float]:
-    "Tokens a second of each recipe, from a file; what the file lacks is measured and added to it."
+def throughputs(recipes: list[Recipe], path: Path, progress: bool = True,
+                rounds: int = 5) -> list[float]:
+    """Tokens a second of each recipe, from a file.
+
+    What the file lacks is measured in so many rounds, and added to it.
+    """
     known = json.loads(path.read_text()) if path.exists() else []
 
     def lookup(recipe: Recipe) -> float | None:
@@ -102,7 +106,7 @@ def throughputs(recipes: list[Recipe], path: Path, progress: bool = True) -> lis
     if missing:
         new = list(missing.values())
         baseline = change(Recipe(), known[0]["pace"]) if known else new[0]
-        now, *measured = bench_recipes([baseline, *new], progress=progress)
+        now, *measured = bench_recipes([baseline, *new], rounds, progress)
         scale = known[0]["tokens_per_second"] / now if known else 1.0
         for recipe, speed in zip(new, measured):
             known.append(dict(pace=pace(recipe), tokens_per_second=round(scale * speed)))
