@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'locked', 'dev_sentences', 'corpus_of', 'corpus_trained_on',
            'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run', 'add_results', 'write_reports', 'whole_sentence',
-           'masked_samples', 'provenance_of', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'execute']
+           'masked_samples', 'provenance_of', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning',
+           'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -103,8 +104,8 @@ def has_started(run: Run) -> bool:
 def locked(run: Run, corpus: Corpus) -> Iterator[None]:
     """Lock the run's folder while the `with` block runs.
 
-    Before that, check that the corpus is not damaged, that the folder is new or holds this run,
-    and that the run was trained on the same sequences so far. Process 0 does this for all.
+    A damaged corpus is refused before. Then, under the lock, the folder must be new or hold this
+    run, trained on the same sequences so far. Process 0 does this for all.
     """
     if run.group.rank:
         run.group.wait_long()  # process 0 may need a while to read a large corpus
@@ -113,13 +114,14 @@ def locked(run: Run, corpus: Corpus) -> Iterator[None]:
     path = run.folder / "run.json"
     if not (run.folder / "pretraining.json").exists():
         corpus.verify()
-    rows = corpus.manifest["files"]["train"]["sha256"]
+    checksum = corpus.manifest["files"]["train"]["sha256"]  # of the sequences to train on
     with lock(run.folder):
         if not has_started(run):
-            values = dict(source=run.source, budget=run.budget, seed=run.seed, rows=rows)
+            values = dict(source=run.source, budget=run.budget, seed=run.seed,
+                          rows=checksum)
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
             write_text(path, json.dumps(values))
-        if json.loads(path.read_text()).get("rows", rows) != rows:
+        if json.loads(path.read_text()).get("rows", checksum) != checksum:
             raise UserError(f"{run.folder}: the text of {run.source} has changed since this run "
                             "began; put it back, or choose another --name")
         run.group.wait_long()
@@ -333,28 +335,34 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
         if result["init"] == "pretrained" and same_rows:
             done[task] += 1
     wanted = set(glue)
+    # Without GLUE tasks, now or before, a run is scored on the probe tasks.
     only_probes = not glue and done.keys() <= PROBES.keys()
     if run.probes or only_probes:
         wanted |= PROBES.keys() - {"source"}  # a text with a single source has no such task
     return any(done[task] < run.finetune_seeds for task in wanted)
+
+def add_finetuning(run: Run, glue: dict[str, TaskData]) -> RunRecord:
+    "Do the fine-tuning that a finished run lacks, and return the record with its results."
+    corpus = corpus_trained_on(run)
+    with locked(run, corpus):
+        glue_run(run, corpus, tasks_of(run, corpus, glue))  # puts the results into the record
+    return RunRecord.read(run.folder / "record.json")
 
 def execute(run: Run) -> RunRecord:
     "Do the whole job, from text to report, and return the record; finished stages are skipped."
     started = has_started(run)
     glue = load_glue(run.glue_dir) if run.glue_dir else {}
     path = run.folder / "record.json"
-    finished = started and path.exists()
-    if finished:
+    if started and path.exists():
         record = RunRecord.read(path)
         if not needs_finetuning(run, record, glue):
             return record
-    corpus = corpus_trained_on(run) if finished else corpus_of(run, glue)
+        return add_finetuning(run, glue)
+    corpus = corpus_of(run, glue)
     tasks = tasks_of(run, corpus, glue) if run.finetune_seeds else {}
     with locked(run, corpus):
         pretraining = pretrain_run(run, corpus)
         results = []
         if tasks and not pretraining["stopped"]:
             results = glue_run(run, corpus, tasks)
-        if finished:
-            return RunRecord.read(path)  # with the results that `glue_run` has added
         return finish(run, corpus, pretraining, results)

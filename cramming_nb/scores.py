@@ -38,6 +38,7 @@ def mean_weights(columns: list[str]) -> dict[str, dict[str, float]]:
     if without_cola and without_cola != counted:
         weights["mean without CoLA"] = equal_weights(without_cola)
     if set(NINE) <= set(columns):
+        # Eight tasks count the same; the two numbers of MNLI share one of the eight weights.
         weights["mean with MNLI counted once"] = {
             column: 1 / 8 / len(OFFICIAL[column].columns) for column in NINE}
     return weights
@@ -104,24 +105,28 @@ class ScoreTable:
         return [(100 * np.array(r[what][column])).tolist() for r in self.results
                 if r["init"] == init and column in r.get(what, ())]
 
-    def mean(self, init: str, which: str = "mean") -> float:
-        "A mean of the columns' medians, or a column's median; NaN where a column is missing."
+    def value(self, init: str, which: str = "mean") -> float:
+        """A cell of the table: a column's median over seeds, or a mean of such medians.
+
+        NaN where a column is missing.
+        """
         total = 0.0
         for column, weight in self.weights.get(which, {which: 1.0}).items():
             total += weight * median(self.scores(init, column) or [math.nan])
         return float(total)
 
-    def medians(self, init: str, which: str = "mean", side: int = 0) -> np.ndarray | None:
-        """The same with rows and seeds drawn again [200]; None where replicates are missing.
+    def resampled_values(self, init: str, which: str = "mean",
+                         seed: int = 0) -> np.ndarray | None:
+        """The same cell 200 times, with development rows and fine-tuning seeds drawn again [200].
 
-        Another `side` of a comparison draws other seeds.
+        `seed` is that of the drawing. None where a result has no replicates.
         """
         total = 0.0
         for column, weight in self.weights.get(which, {which: 1.0}).items():
             kept = np.array(self.scores(init, column, "replicates"))  # [seeds, 200]
             if len(kept) < max(1, len(self.scores(init, column))):
                 return None
-            total = total + weight * resampled_medians(kept, side)
+            total = total + weight * resampled_medians(kept, seed)
         return total
 
     def cell(self, init: str, which: str = "mean") -> str:
@@ -129,7 +134,7 @@ class ScoreTable:
 
         Old records have no replicates; they show the range over seeds, or one seed's interval.
         """
-        value, drawn = self.mean(init, which), self.medians(init, which)
+        value, drawn = self.value(init, which), self.resampled_values(init, which)
         if drawn is not None:
             return show(value, percentiles(drawn))
         values, intervals = self.scores(init, which), self.scores(init, which, "intervals")
@@ -196,9 +201,9 @@ def compare(ours: list[dict], theirs: list[dict],
     one, two = restricted(one, shared), restricted(two, shared)
     differences = {}
     for column in (*shared, "mean"):
-        difference = one.mean(inits[0], column) - two.mean(inits[1], column)
-        our_draws = one.medians(inits[0], column, side=1)
-        their_draws = two.medians(inits[1], column, side=2)
+        difference = one.value(inits[0], column) - two.value(inits[1], column)
+        our_draws = one.resampled_values(inits[0], column, seed=1)
+        their_draws = two.resampled_values(inits[1], column, seed=2)
         if our_draws is None or their_draws is None:
             differences[column] = (difference, None, None)
         else:

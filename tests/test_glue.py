@@ -827,7 +827,7 @@ def test_baselines_have_lines_of_their_own():
     ]  # fmt: skip
     table = ScoreTable(results)
     assert table.inits == ["always no", "constant", "random", "pretrained"]
-    assert [round(table.mean(init), 1) for init in table.inits] == [33.3, 66.7, 33.3, 100.0]
+    assert [round(table.value(init), 1) for init in table.inits] == [33.3, 66.7, 33.3, 100.0]
     text = table._repr_markdown_()
     names = [line.split(" | ")[0].strip("| ") for line in text.splitlines()[2:]]
     assert names == ["always no", "the same answer to every row", "no pretraining", "pretrained"]
@@ -852,7 +852,7 @@ def test_interval_covers_the_truth():
     """Of 95 % intervals of models that are right on 80 % of all rows there are, about 95 % hold 80."""
     rng = np.random.default_rng(0)
     tables = [ScoreTable([invented((rng.random(400) < 0.8).astype(float), "sst2")]) for _ in range(200)]
-    cells = [percentiles(table.medians("pretrained", "sst2")) for table in tables]
+    cells = [percentiles(table.resampled_values("pretrained", "sst2")) for table in tables]
     assert 0.9 < np.mean([low <= 80 <= high for low, high in cells]) <= 0.99
 
 
@@ -862,7 +862,7 @@ def test_more_seeds_narrow_what_seeds_spread():
         invented((np.arange(300) < 300 * rate).astype(float), "rte", s)
         for s, rate in enumerate(rng.normal(0.6, 0.05, 40))
     ]
-    width = {n: np.ptp(percentiles(ScoreTable(runs[:n]).medians("pretrained", "rte"))) for n in (5, 40)}
+    width = {n: np.ptp(percentiles(ScoreTable(runs[:n]).resampled_values("pretrained", "rte"))) for n in (5, 40)}
     assert width[40] < width[5]
 
 
@@ -872,7 +872,7 @@ def test_official_means():
         for row in PAPER_SCORES.values()
     ]
     found = [
-        {which: round(ScoreTable([row]).mean("pretrained", which), 1) for which in ScoreTable([row]).weights}
+        {which: round(ScoreTable([row]).value("pretrained", which), 1) for which in ScoreTable([row]).weights}
         for row in rows
     ]
     assert [means["mean"] for means in found[:4]] == [45.5, 78.6, 80.7, 80.9]
