@@ -129,7 +129,7 @@ class Pretrain:
             plan = planning.Plan.read(folder / "plan.json")
         else:
             raise UserError(f"{folder} holds a run without a plan; choose another --name")
-        print(plan.line())
+        print(plan.line(), *plan.notes, sep="\n- ")
         recipe = chapters.recipes.change(plan.recipe(), changes)
         return replace(self.run_with(recipe), folder=folder, plan=plan.to_json())
 

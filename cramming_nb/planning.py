@@ -229,7 +229,7 @@ class Plan:
     def line(self) -> str:
         "The recommended size in one line."
         one = self.recommended
-        return (f"plan for {self.budget}: {one.num_layers} layers of width {one.width}, "
+        return (f"plan for {self.budget}: {one.num_layers} × {one.width} (layers × width), "
                 f"{one.parameters / 1e6:.1f} M parameters, {one.tokens / 1e6:,.1f} M tokens, "
                 f"predicted held-out loss {one.loss:.2f} ± {self.error:.2f}")
 
@@ -267,7 +267,7 @@ FAR = 2.0        # times beyond the measured runs, from which a prediction is ca
 
 def notes_on(one: Candidate, speed: Speed | None, corpus_tokens: float) -> list[str]:
     "What makes the prediction for a candidate less certain, a line each."
-    notes = ["The losses are those of the text of the measured runs; another text has others."]
+    notes = ["The losses are for the text of the measured runs; another text has other losses."]
     if speed and speed.spread > UNSTEADY:
         notes.append(f"The speed of this machine varied by ±{speed.spread:.0%} while it was "
                      "measured; the tokens are as uncertain.")
@@ -336,6 +336,9 @@ def make_plan(
     lowest = min(one.loss for one in choice)
     recommended = next(one for one in choice if one.loss <= lowest + EQUAL_LOSS)
     notes = notes_on(recommended, speed, corpus_tokens)
+    if recommended in (candidates[0], candidates[-1]):
+        notes.append("The recommended size is the first or last of the table; one beyond may be "
+                     "better.")
     return Plan(text, law.error, candidates, recommended, notes)
 
 # %% ../nbs/17a_plan.ipynb #1c1f0163

@@ -141,7 +141,8 @@ def test_doubts_are_told():
     assert "±40%" in notes_on(steady, swinging, math.inf)[1]
     assert "read 2.0 times" in notes_on(steady, SPEED, steady.tokens / 2)[1]
     assert "guess" in make_plan("1e20flop", LAW).notes[1]
-    assert "too few tokens" in make_plan("1ktok", LAW).notes[-1]
+    assert "too few tokens" in make_plan("1ktok", LAW).notes[1]
+    assert "first or last" in make_plan("1ktok", LAW).notes[-1]
 
 
 def test_line_through_three_timings():
