@@ -238,3 +238,23 @@ def test_tokens_of_a_text_are_known_once_its_corpus_is_built(tiny, tiny_ladder, 
     assert 1000 < tokens < 1e6
     plan = planning.plan_for(f"{4 * tokens:.0f}tok", source, tmp_path)
     assert any("read 4.0 times" in note for note in plan.notes)
+
+
+def test_sizes_that_other_laws_recommend():
+    flat, steep = (ScalingLaw(1.4, 0.5, power, 3.2, 0.34) for power in (0.1, 0.9))
+    plan = make_plan("10h", LAW, SPEED, laws=[flat, steep])
+    alone = [make_plan("10h", law, SPEED).recommended.size_name() for law in (LAW, flat, steep)]
+    assert {one.size_name() for one in plan.possible} == set(alone)
+    assert len(set(alone)) > 1 and any(plan.possible[-1].size_name() in note for note in plan.notes)
+    assert make_plan("10h", LAW, SPEED).possible == [plan.recommended]
+
+
+def test_similar_laws_describe_the_runs():
+    law = measured_law()
+    size, tokens, loss = planning.usable_runs()
+
+    def miss(law):
+        return math.sqrt(np.mean((law.loss(size, tokens) - loss) ** 2))
+
+    laws = planning.similar_laws(law)
+    assert laws and max(map(miss, laws)) <= planning.SIMILAR * miss(law)
