@@ -7,8 +7,8 @@ __all__ = ['NEEDED', 'NUMBER', 'INSIDE', 'MISHAPS', 'SHOWN', 'STYLE', 'record_ke
            'environment', 'require', 'validate', 'names_of', 'plot_curve', 'schedules_at', 'plot_schedules', 'shares',
            'plot_shares', 'plain', 'Table', 'Figure', 'Cards', 'Folded', 'gigabytes', 'resources', 'facts',
            'side_by_side', 'beside', 'decides', 'differences', 'scores', 'score_differences', 'curve_points',
-           'curve_figure', 'schedule_figure', 'about_scores', 'about_text', 'about_samples', 'machine', 'about_loss',
-           'about_time', 'sections', 'markdown_section', 'html_section', 'report']
+           'curve_figure', 'schedule_figure', 'about_scores', 'about_text', 'about_samples', 'machine', 'plan_line',
+           'about_loss', 'about_time', 'sections', 'markdown_section', 'html_section', 'report']
 
 # %% ../nbs/13_records.ipynb #d62322b4
 import base64, hashlib, html, io, json, os, platform, re
@@ -520,6 +520,15 @@ def machine(record: RunRecord) -> dict[str, object]:
     return found | record.environment.get("versions", {})
 
 # %% ../nbs/13_records.ipynb #b38c632a
+def plan_line(record: RunRecord) -> str:
+    "The held-out loss that a plan predicted, and what the run reached; '' without a plan."
+    plan = record.provenance.get("plan")
+    if not plan:
+        return ""
+    predicted, error = plan["predicted"], plan["error"]
+    reached = record.pretraining["heldout_loss"]
+    return f"predicted {predicted:.2f} ± {error:.2f}, reached {reached:.2f}"
+
 def about_loss(records: list[RunRecord]) -> tuple:
     "The section on held-out losses."
     sentence = ("Down to the dashed line, word counts are enough; what is below it was read from "
@@ -529,6 +538,9 @@ def about_loss(records: list[RunRecord]) -> tuple:
     if len(validated) > 1:
         sentence += (" The runs were validated on different rows, so their losses cannot be "
                      "compared.")
+    for record, name in zip(records, names_of(records)):
+        if line := plan_line(record):
+            sentence += f" The plan of {name}: {line} nats."
     return "Loss", sentence, [curve_figure(records)]
 
 def about_time(records: list[RunRecord]) -> tuple:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'locked', 'dev_sentences', 'corpus_of', 'corpus_trained_on',
            'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run', 'add_results', 'write_reports', 'whole_sentence',
-           'masked_samples', 'provenance_of', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning',
-           'execute']
+           'masked_samples', 'provenance_of', 'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning',
+           'add_finetuning', 'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -27,7 +27,7 @@ from .glue import PROTOCOLS, TaskData, load_glue
 from .hardware import DTYPES, Hardware, matrix_rate
 from .probes import PROBES, probe_tasks
 from .recipes import Recipe, diff, load_recipe
-from .records import RunRecord, environment, record_key, report
+from .records import RunRecord, environment, plan_line, record_key, report
 from .scores import ScoreTable
 from .training import Trainer, estimated_seconds, pretrain, should_compile
 
@@ -47,6 +47,7 @@ class Run:
     progress: bool = True            # show progress bars
     snapshots: tuple[float, ...] = ()  # fractions of the budget whose checkpoints are kept
     tensorboard: bool = False        # write the log for TensorBoard, too
+    plan: str = ""                   # JSON of the plan that chose the recipe, chapter 17a
     group: ProcessGroup = field(default_factory=ProcessGroup)  # the processes of this run
 
     def __post_init__(self):
@@ -119,6 +120,8 @@ def locked(run: Run, corpus: Corpus) -> Iterator[None]:
         if not has_started(run):
             values = dict(source=run.source, budget=run.budget, seed=run.seed,
                           rows=checksum)
+            if run.plan:
+                write_text(run.folder / "plan.json", run.plan)
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
             write_text(path, json.dumps(values))
         if json.loads(path.read_text()).get("rows", checksum) != checksum:
@@ -275,7 +278,15 @@ def provenance_of(run: Run, corpus: Corpus, pretraining: dict) -> dict:
         seconds=sum(pretraining["shares"].values()),
     )
     verdict = dict(rules=rules_label(provenance), breaches=rule_breaches(provenance))
-    return provenance | verdict
+    return provenance | verdict | predicted_loss(run)
+
+def predicted_loss(run: Run) -> dict:
+    "What the plan of a run predicted, if a plan chose its size: `plan`, with loss and error."
+    path = run.folder / "plan.json"
+    if not path.exists():
+        return {}
+    plan = json.loads(path.read_text())
+    return dict(plan=dict(predicted=plan["recommended"]["loss"], error=plan["error"]))
 
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write the provenance, the export, the reports and, last, the record of a run."
@@ -317,6 +328,8 @@ def scores_of(results: list[dict]) -> list[str]:
 def summary(record: RunRecord, folder: Path | None = None) -> str:
     "A finished run for the terminal: its key numbers, its tables, and where its report is."
     parts = [record._repr_markdown_(), *scores_of(record.results)]
+    if line := plan_line(record):
+        parts.append(f"plan: {line}")
     if record.pretraining.get("stopped") and not record.results:
         parts.append(f"stopped early: {record.pretraining['stopped']}")
     if folder:

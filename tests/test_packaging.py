@@ -42,7 +42,7 @@ def test_source_distribution_is_the_book(wheel):
 def test_wheel_is_the_package_and_no_more(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     outside = {name for name in names if not name.startswith("cramming_nb-")}
-    assert outside == PACKAGE | {"cramming_nb/py.typed"}
+    assert outside == PACKAGE | {"cramming_nb/py.typed", "cramming_nb/sizes.json"}
     assert any(name.endswith("licenses/LICENSE") for name in names - outside)
 
 
