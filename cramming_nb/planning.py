@@ -71,7 +71,7 @@ def measured_runs() -> list[dict]:
 FEWEST_TOKENS = 0.25  # for each unit of size; with fewer, a larger model is worse
 
 def long_enough(size: float, tokens: float) -> bool:
-    "Whether a run is long enough for the law to describe it."
+    "Whether a run of a size (FLOPs per token / 6) has enough tokens for the law."
     return tokens >= FEWEST_TOKENS * size
 
 # %% ../nbs/17a_plan.ipynb #4046d232
@@ -85,8 +85,8 @@ class ScalingLaw:
     token_power: float   # beta
     error: float = 0.0   # typical error in nats of predicting a run from all the others
     smallest_size: float = 0.0      # of the runs that it was fitted to
-    largest_size: float = math.inf
-    most_tokens: float = math.inf
+    largest_size: float = math.inf  # of these runs
+    most_tokens: float = math.inf   # that one of them read
 
     def loss(self, size: float, tokens: float) -> float:
         "Predicted held-out loss; arrays may be given, too."
@@ -218,12 +218,12 @@ def measure_speed(rounds: int = 3, progress: bool = True) -> Speed:
 @dataclass(frozen=True)
 class Candidate:
     "One size and what a budget makes of it."
-    num_layers: int
-    width: int
+    num_layers: int       # blocks of the encoder
+    width: int            # features of the model
     size: float           # FLOPs per token / 6
-    parameters: int
+    parameters: int       # of the masked language model
     tokens_per_second: float | None  # None where the budget does not depend on it
-    tokens: float
+    tokens: float         # that the budget buys
     loss: float           # predicted, in nats
     extrapolation: float  # times beyond the measured runs
     enough: bool          # whether it gets enough tokens for the law to hold
@@ -235,9 +235,9 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     "Sizes for a budget, with the recommended one; shows itself as a table."
-    budget: str
+    budget: str                  # as it was given
     error: float                 # of a predicted loss, in nats
-    candidates: list[Candidate]
+    candidates: list[Candidate]  # all sizes, the smallest first
     recommended: Candidate
     possible: list[Candidate]    # what laws that fit about as well recommend
     notes: list[str]             # what makes the plan less certain, a line each
