@@ -48,7 +48,7 @@ def check_the_run(home: Path) -> RunRecord:
     found, record = results(home), RunRecord.read(home / "out" / "tiny.record.json")
     assert found["kill"]["exit_code"] == on_gpu.STOPPED and found["kill"]["fraction"] >= 0.2
     assert record.pretraining["spent"]["steps"] > found["kill"]["steps"] > 0
-    assert {r["init"] for r in record.results} == {"pretrained", "random"}
+    assert {r["init"] for r in record.results} == {"constant", "counting", "pretrained", "random"}
     summary = (home / "out" / "summary.md").read_text()
     assert "Stopped by SIGTERM" in summary and "from random weights" in summary
     names = [path.name for path in (home / "out").iterdir()]
