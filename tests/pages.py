@@ -356,6 +356,8 @@ def main():
     from nbdev.serve import proc_nbs
 
     out = Path(sys.argv[1]).resolve()
+    if out.exists() and any(out.rglob("*.ipynb")):
+        sys.exit(f"{sys.argv[1]}: holds notebooks, which would be removed; name a folder for the site")
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
     findings = build(Path("nbs"), proc_nbs(force=True, n_workers=2), out, Path("references.bib"), site)
