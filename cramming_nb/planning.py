@@ -373,6 +373,9 @@ def make_plan(
     if len(possible) > 1:
         notes.append("Other laws describe the measured runs about as well; they recommend sizes "
                      f"from {possible[0].size_name()} to {possible[-1].size_name()}.")
+    if budget.unit != "flops" and not needs_speed(budget):
+        notes.append("This budget does not count what a step costs, so large models look free; "
+                     "give a time or FLOPs to weigh size against speed.")
     if recommended in (candidates[0], candidates[-1]):
         notes.append("The recommended size is the first or last of the table; one beyond may be "
                      "better.")
