@@ -76,28 +76,36 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     length, k = ids.shape[1], num_predicted(config, ids.shape[1])
     row = row_hash(seed, epochs, rows)
     special = ids < len(SPECIAL_TOKENS)
-    chance = position_hash(row, length, 0) + (special.long() << 32)  # special tokens come last
-    order = torch.arange(length, device=ids.device)                  # breaks ties
-    chance, positions = (chance * length + order).sort(1)
-    chance, positions = chance[:, :k] // length, positions[:, :k]
-    labels = ids.gather(1, positions)
-    limit = 1 << 32 if config.exact else int(config.mlm_probability * 2**32)
-    counted = chance < limit
-    if config.exact:  # fixed parts of the k positions, as in the paper's code
+
+    # 1. The k positions with the smallest random numbers; special tokens come last.
+    number = position_hash(row, length, 0) + (special.long() << 32)
+    tie_break = torch.arange(length, device=ids.device)
+    number, positions = (number * length + tie_break).sort(1)
+    number, positions = number[:, :k] // length, positions[:, :k]
+    original = ids.gather(1, positions)
+
+    # 2. What the model sees there: [MASK], a random token, or the original one.
+    if config.exact:  # fixed counts, as in the paper's code
         rank = torch.arange(k, device=ids.device).expand_as(positions)
         num_masked, num_random = round(0.8 * k), round(0.1 * k)
-        hide = rank < num_masked
-        swap = (rank >= num_masked) & (rank < num_masked + num_random)
+        becomes_mask = rank < num_masked
+        becomes_random = (rank >= num_masked) & (rank < num_masked + num_random)
     else:
         share = position_hash(row, length, 1).gather(1, positions)
-        hide, swap = share < 0.8 * 2**32, share >= 0.9 * 2**32
+        becomes_mask, becomes_random = share < 0.8 * 2**32, share >= 0.9 * 2**32
     if not config.keep_random:
-        hide = torch.ones_like(hide)
-    ordinary = vocab_size - len(SPECIAL_TOKENS)
-    random = position_hash(row, length, 2).gather(1, positions) % ordinary + len(SPECIAL_TOKENS)
-    shown = torch.where(hide, MASK, torch.where(swap, random, labels))
-    masked = ids.scatter(1, positions, torch.where(counted, shown, labels))
-    return masked, positions, labels, counted.float()
+        becomes_mask = torch.ones_like(becomes_mask)
+    num_ordinary = vocab_size - len(SPECIAL_TOKENS)
+    random_token = position_hash(row, length, 2).gather(1, positions) % num_ordinary
+    random_token = random_token + len(SPECIAL_TOKENS)
+    seen = torch.where(becomes_random, random_token, original)
+    seen = torch.where(becomes_mask, MASK, seen)
+
+    # 3. The positions that count; the others keep their token.
+    limit = 1 << 32 if config.exact else int(config.mlm_probability * 2**32)
+    counted = number < limit
+    masked = ids.scatter(1, positions, torch.where(counted, seen, original))
+    return masked, positions, original, counted.float()
 
 # %% ../nbs/06_objective.ipynb #6bd0a728
 class CrossEntropy(torch.autograd.Function):
