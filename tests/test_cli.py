@@ -72,11 +72,14 @@ PAGES = {name: kind for name, kind in COMMANDS.items() if name != "bench"}
 PAGES |= {f"bench {name}": kind for name, kind in BENCHES.items()}
 
 
-def test_help_lists_every_bench(monkeypatch):
+def help_of(name: str, monkeypatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    call = [sys.executable, "-m", "cramming_nb.cli", "bench", "--help"]
-    said = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stdout
-    _, listed = said.split("subcommands")
+    call = [sys.executable, "-m", "cramming_nb.cli", *name.split(), "--help"]
+    return subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stdout
+
+
+def test_help_lists_every_bench(monkeypatch):
+    _, listed = help_of("bench", monkeypatch).split("subcommands")
     listed = " ".join(re.sub(r"[│╭╮╰╯─]", " ", listed).split())
     found = dict(re.findall(r"• (\w+) (.+?)(?= •|$)", listed))
     assert found == {name: " ".join(kind.__doc__.split()) for name, kind in BENCHES.items()}
@@ -84,10 +87,7 @@ def test_help_lists_every_bench(monkeypatch):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_help_explains_each_field_and_its_default(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    said = command(*name.split(), "--help")
-    assert said.code == 0
-    found = explained(said.out)
+    found = explained(help_of(name, monkeypatch))
     found = {entry: text for entry, text in found.items() if not entry.startswith("-h")}
     fields = dataclasses.fields(PAGES[name])
     assert len(found) == len(fields), found
