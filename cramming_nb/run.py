@@ -252,9 +252,9 @@ def write_reports(records: list[RunRecord], *paths: Path):
 # %% ../nbs/16_run.ipynb #a0a2f202
 def whole_sentence(text: str) -> str:
     "The first whole sentence of 40 to 120 characters without special tokens; '' if there is none."
-    two_words = r"[^\W\d_]+ [^\W\d_]+"              # of letters only
-    begin = rf"(?<=\. )(?={two_words})"            # behind a full stop and a space
-    body = r"[^.\[\]]{40,120}"                     # no full stop, no bracket as in [SEP]
+    two_words = r"[^\W\d_]+ [^\W\d_]+"            # of letters only
+    begin = rf"(?<=\. )(?={two_words})"           # behind a full stop and a space
+    body = r"[^.\[\]]{40,120}"                    # no full stop, no bracket as in [SEP]
     sentence = re.search(rf"{begin}{body}\.(?= {two_words})", text)
     return sentence[0] if sentence else ""
 
