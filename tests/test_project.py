@@ -144,12 +144,14 @@ def test_five_places_are_where_the_readme_says():
     text = (ROOT / "README.md").read_text()
     section = text.split("### Five places in the code\n")[1].split("\n## ")[0]
     row = re.compile(
-        r"\| .* \| `([\w.]+)` in `(cramming_nb/\w+\.py)` \| \[(\w+): (.*)\]\((nbs/\w+\.ipynb)#([\w-]+)\) \|"
+        r"\| .* \| `(\w+)`(?: of `(\w+)`)? in `(cramming_nb/\w+\.py)` \| "
+        r"\[(\w+): (.*)\]\((nbs/\w+\.ipynb)#([\w-]+)\) \|"
     )
     places = [row.fullmatch(line) for line in section.strip().splitlines()[2:]]
     assert len(places) == 5 and all(places)
-    for _, name, file, chapter, heading, notebook, anchor in [(place[0], *place.groups()) for place in places]:
-        assert name in definitions(ROOT / file)
+    for place in places:
+        name, owner, file, chapter, heading, notebook, anchor = place.groups()
+        assert (f"{owner}.{name}" if owner else name) in definitions(ROOT / file)
         assert Path(notebook).name.startswith(f"{chapter}_")
         assert headings(ROOT / notebook)[anchor] == heading
     assert "num_predicted" in section and "num_predicted" in definitions(PACKAGE / "objective.py")
