@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['SHUFFLE_SEED', 'ORDERS', 'DEDUP_CHUNKS', 'SHUFFLED_CHUNKS', 'TOKEN_FIELDS', 'CorpusConfig', 'first_copies',
-           'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'Encoder', 'encoder', 'tokenise',
-           'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'token_type', 'segments', 'random',
-           'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy', 'clean_chunk',
-           'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup', 'positions_by_chunk', 'count_chunk',
+           'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'fitted_config', 'Encoder', 'encoder',
+           'tokenise', 'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'token_type', 'segments',
+           'random', 'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy',
+           'clean_chunk', 'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup', 'positions_by_chunk', 'count_chunk',
            'sampled_tokenizer', 'token_columns', 'tokenise_chunk', 'fill_tokens', 'translate_chunk', 'fill_adopted',
            'chunk_tokens', 'chosen_tokens', 'shuffled_tokens', 'grams_of', 'overlap_chunk', 'overlaps',
            'choose_documents', 'token_counts', 'sort_shards', 'write_probes', 'training_tokens', 'rows_per_shard',
            'write_packed', 'write_corpus', 'settings_of', 'corpus_key', 'build_corpus', 'permutation', 'Corpus',
-           'documents_identity', 'get_corpus', 'spread_rows', 'statistics', 'draw']
+           'documents_identity', 'vocabulary_note', 'get_corpus', 'spread_rows', 'statistics', 'draw']
 
 # %% ../nbs/03_corpus.ipynb #c82fc6f6
 import hashlib, itertools, json
@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from .budget import UserError
 from .data import (Grams, batches, cache_dir, clean_batch, compressible, deduplicate,
-    source_identity, source_parts, source_tokenizer)
+    full_source, source_identity,
+    source_notes, source_parts, source_tokenizer)
 from .options import check_options, option
 from .stages import (ENGINES, SCHEMA, SHARD_BYTES, Local, Ray, ShardedArray, StageTable,
     add_rates, atomic_write, base_name, cached_stage, chunk_paths, damaged, file_checksum,
@@ -95,12 +96,17 @@ def check_normalizer(name: str, words: list[str], counts: np.ndarray):
     deleted = int((deleted_characters(NORMALIZERS[name](), words) * counts).sum())
     if deleted > 0.05 * total:
         raise UserError(f"the normaliser {name!r} would delete {deleted / total:.0%} of the "
-                        "characters; set normalizer to 'unicode'")
+                        "characters; keep them with --set corpus.normalizer=unicode")
 
 def corpus_tokenizer(counts: Counter, config: CorpusConfig) -> Tokenizer:
     "Train the tokenizer of a corpus on the counts of the words in a sample of its text."
     check_normalizer(config.normalizer, list(counts), np.array(list(counts.values())))
-    return train_tokenizer(counts, config.vocab_size, config.tokenizer, config.normalizer)
+    return train_tokenizer(
+        counts, config.vocab_size, config.tokenizer, config.normalizer, or_fewer=True)
+
+def fitted_config(config: CorpusConfig, tokenizer: Path) -> CorpusConfig:
+    "The configuration with the size that the vocabulary of its tokenizer.json really has."
+    return replace(config, vocab_size=Tokenizer.from_file(str(tokenizer)).get_vocab_size())
 
 # %% ../nbs/03_corpus.ipynb #2cb216db
 class Encoder:
@@ -368,6 +374,7 @@ def fill_tokens(folder: Path, table: StageTable, workers: Local | Ray, text: Pat
                 config: CorpusConfig, progress: bool = True):
     "Stage tokens: train the tokenizer, then write one chunk of tokens for each chunk of text."
     sampled_tokenizer(folder / "tokenizer.json", text, config, workers, table)
+    config = fitted_config(config, folder / "tokenizer.json")
     existing = {base_name(path) for path in chunk_paths(folder)}
     missing = [path for path in chunk_paths(text) if base_name(path) not in existing]
     results = workers.map(tokenise_chunk, [(path, folder, config) for path in missing])
@@ -485,8 +492,8 @@ def choose_documents(text: Path, tokens: Path, config: CorpusConfig, avoid: list
     add_to_table("filter")
     if len(kept) < 3:
         raise UserError(f"the filter leaves {len(kept)} of {num_unique} documents at "
-                        f"{config.filter_threshold} tokens a character; raise filter_threshold, "
-                        "or set it to 0")
+                        f"{config.filter_threshold} tokens a character; keep all of them "
+                        "with --set corpus.filter_threshold=0")
     report = {}
     if avoid and text != tokens:  # a source of token ids has no text to compare
         overlap = overlaps(text, kept, avoid, folder, workers) > 0
@@ -552,6 +559,7 @@ def write_corpus(folder: Path, text: Path, tokens: Path, config: CorpusConfig, i
 
     `text` and `tokens` are the folders of the stages before, `stages` their tables.
     """
+    config = fitted_config(config, tokens / "tokenizer.json")
     dtype, length = token_type(config.vocab_size), config.seq_length
     shard_rows = rows_per_shard(config)
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer.json"))
@@ -568,7 +576,8 @@ def write_corpus(folder: Path, text: Path, tokens: Path, config: CorpusConfig, i
         num_train, num_heldout = int(counts.sum()) // length, int(heldout_counts.sum()) // length
         if not num_train or not num_heldout:
             raise UserError(f"the text is too short: {num_train} rows of {length} tokens to train "
-                            f"on, {num_heldout} to hold out; give more text")
+                            f"on, {num_heldout} to hold out; give more text, or hold out more of "
+                            "it with --set corpus.heldout=0.1")
         table.add("pack", len(train), characters, tokens=num_train * length)
 
         if config.order != "random":
@@ -696,6 +705,14 @@ def documents_identity(docs: list[dict]) -> dict:
     checksum = hashlib.sha256(json.dumps(docs).encode()).hexdigest()
     return dict(source="documents", count=len(docs), sha256=checksum)
 
+def vocabulary_note(corpus: Corpus, config: CorpusConfig) -> str:
+    "The line for a text that does not fill the vocabulary; '' if it does."
+    size = corpus.tokenizer.get_vocab_size()
+    if size == config.vocab_size:
+        return ""
+    return (f"the text yields {size:,} pieces, too few for a vocabulary of {config.vocab_size:,}: "
+            f"the vocabulary has {size:,}")
+
 def get_corpus(source: str | list[dict],       # source string, or dicts of text, id and source
                config: CorpusConfig,           # what it becomes
                data_dir: Path | None = None,   # where corpora are kept; default: cache folder
@@ -704,6 +721,7 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
                avoid: Iterable[str] = ()) -> Corpus:  # sentences of tasks, to be compared with
     "The corpus of a source: built once, then found again by the hash of what it depends on."
     if isinstance(source, str):
+        source = full_source(source)
         identity, tokenizer = source_identity(source), source_tokenizer(source)
     else:
         identity, tokenizer = documents_identity(source), None
@@ -719,12 +737,18 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
         if isinstance(engine, str) and engine not in ENGINES:
             raise UserError(f"engine {engine!r}: there are {', '.join(ENGINES)}")
         if isinstance(source, str):
+            notes = source_notes(source) if progress else []
             parts = source_parts(source, progress)
+            for note in notes:
+                tqdm.write(note)
         else:
             parts = [partial(iter, source)]
         with ENGINES[engine]() if isinstance(engine, str) else engine as workers:
             build_corpus(root, identity, parts, config, avoid, workers, progress, tokenizer)
-    return Corpus(folder)
+    corpus = Corpus(folder)
+    if progress and (note := vocabulary_note(corpus, config)):
+        tqdm.write(note)
+    return corpus
 
 # %% ../nbs/03_corpus.ipynb #00722681
 def spread_rows(corpus: Corpus, most: int = 20_000) -> np.ndarray:
