@@ -1,10 +1,12 @@
 """The site check sees what a browser sees, and the build of the site takes no warning for an answer."""
 
+import json
 import shutil
 
 import pytest
 
 pytest.importorskip("nbclient")
+pypandoc = pytest.importorskip("pypandoc")
 import book
 import site_check
 
@@ -56,3 +58,26 @@ def test_warnings_of_quarto_are_found():
     )
     assert len(book.warnings(log)) == 3
     assert book.warnings("[ 1/2] faults.ipynb\nOutput created: _docs/index.html\n") == []
+
+
+IMPORTS = "from a import (b,\n    c)\nimport d"
+LONG = "\n".join(f"x{i} = {i}" for i in range(41))
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "output", "summary"),
+    [
+        ("", IMPORTS, "", "Imports"),
+        ("", IMPORTS + "\nb()", "", None),
+        ("", "plot()", "![a dot](dot.png)", "Code of the figure"),
+        ("", LONG, "", "Code (41 lines)"),
+        ('code-fold="show" code-summary="Exported source"', LONG, "", "Exported source (41 lines)"),
+        ('code-fold="false"', LONG, "", None),
+        ("", "x = 1", "", None),
+    ],
+)
+def test_what_is_folded(given, code, output, summary):
+    source = f"::: {{.cell}}\n``` {{.python .cell-code {given}}}\n{code}\n```\n\n{output}\n:::"
+    arguments = [f"--lua-filter={book.NBS / 'fold.lua'}"]
+    block = json.loads(pypandoc.convert_text(source, "json", "markdown", arguments))["blocks"][0]["c"][1][0]
+    assert block["t"] == "CodeBlock" and dict(block["c"][0][2]).get("code-summary") == summary
