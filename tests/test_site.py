@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 pytest.importorskip("nbclient")
-pypandoc = pytest.importorskip("pypandoc")
+pytest.importorskip("pypandoc")
 import book
+import pypandoc
 import site_check
 
 PAGE = '<!doctype html><html lang="en"><title>A page</title><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body style="margin:0"><main>{}</main>'
