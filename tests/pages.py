@@ -18,7 +18,9 @@ import sys
 from html import escape
 from pathlib import Path
 
+import handouts
 import pypandoc
+import reference
 import yaml
 from signatures import defects
 
@@ -77,7 +79,9 @@ class Page:
 
     def __init__(self, name: str, source: Path, processed: Path, out: Path):
         self.name, self.out, self.cell = name, out, 0
-        self.source, self.processed = (json.loads((root / name).read_text())["cells"] for root in (source, processed))
+        self.processed = json.loads((processed / name).read_text())["cells"]
+        written = source / name  # a page of the reference is made without one
+        self.source = json.loads(written.read_text())["cells"] if written.exists() else self.processed
         head = text(self.processed[0]["source"]).strip()  # nbdev makes the first cell the front matter
         self.meta = yaml.safe_load(head.strip("-")) if head.startswith("---") else {}
         self.href = str(Path(name).with_name(self.meta.get("output-file", Path(name).stem + ".html")))
@@ -307,7 +311,7 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
     """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
-    names = sorted(str(p.relative_to(source)) for p in source.rglob("*.ipynb"))
+    names = sorted(str(p.relative_to(processed)) for p in processed.rglob("*.ipynb"))
     names = [name for name in names if not re.search(r"(^|/)[._]", name)]
     entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
     findings = [f"sidebar.yml: {name} is missing" for name in names if name not in flat(entries)]
@@ -360,7 +364,10 @@ def main():
         sys.exit(f"{sys.argv[1]}: holds notebooks, which would be removed; name a folder for the site")
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
-    findings = build(Path("nbs"), proc_nbs(force=True, n_workers=2), out, Path("references.bib"), site)
+    processed = proc_nbs(force=True, n_workers=2)
+    reference.write(processed)
+    findings = build(Path("nbs"), processed, out, Path("references.bib"), site)
+    handouts.write(out / handouts.BRANCH)
     print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")
     sys.exit(bool(findings))
 
