@@ -51,7 +51,8 @@ def setup(name: str) -> dict:
 
 
 def write(out: Path):
-    """Write the copies into the folder `out`."""
+    """Write the copies into their folder of the site in `out`."""
+    out = out / BRANCH
     for name in chapters():
         copy = json.loads((ROOT / "nbs" / name).read_text(encoding="utf-8"))
         copy["cells"].insert(1, setup(name))  # below the title

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -307,10 +308,14 @@ def turn(names: list[str], pages: dict, here: Page) -> str:
     return "".join(link(here.up + p.href, form.format(escape(p.meta.get("title", p.name)))) for p, form in found)
 
 
-def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
-    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
+def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str, add: Callable = id) -> list[str]:
+    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings.
+
+    `add(out)` puts other files into the site, to which pages link.
+    """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
+    add(out)
     names = sorted(str(p.relative_to(processed)) for p in processed.rglob("*.ipynb"))
     names = [name for name in names if not re.search(r"(^|/)[._]", name)]
     entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
@@ -349,7 +354,8 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
         anchors[page.href] = set(re.findall(r'\bid="([^"]+)"', html))
     for page in pages.values():
         for page.cell, url, target, anchor in page.links:
-            if target not in anchors or anchor and anchor not in anchors[target]:
+            is_file = target not in anchors and (out / target).is_file()
+            if not is_file and (target not in anchors or anchor and anchor not in anchors[target]):
                 page.find(f"a dead link: {url}")
         findings += page.findings
     return findings
@@ -366,8 +372,7 @@ def main():
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
     processed = proc_nbs(force=True, n_workers=2)
     reference.write(processed)
-    findings = build(Path("nbs"), processed, out, Path("references.bib"), site)
-    handouts.write(out / handouts.BRANCH)
+    findings = build(Path("nbs"), processed, out, Path("references.bib"), site, handouts.write)
     print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")
     sys.exit(bool(findings))
 

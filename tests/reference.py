@@ -63,7 +63,7 @@ def public(parent: griffe.Object) -> list[griffe.Object]:
 
 def anchor(member: griffe.Object) -> str:
     """The part of the link to a name that follows the #."""
-    return member.path.removeprefix(member.module.path + ".").replace(".", "-").lower()
+    return member.path.removeprefix(member.module.path + ".").replace(".", "-")
 
 
 def shown_type(annotation: griffe.Expr | str | None, scope: griffe.Object) -> str:
@@ -298,7 +298,7 @@ def attributes(member: griffe.Class) -> str:
 def entry(member: griffe.Object, level: int = 2) -> list[str]:
     """The paragraphs about one name, and about its methods."""
     within = member.path.removeprefix(member.module.path + ".")
-    title = f"{'#' * level} {within.replace('_', chr(92) + '_')} {{#{anchor(member)}}}"
+    title = f"{'#' * level} {prose(within)} {{#{anchor(member)}}}"
     head = [title, f"[source]({source_link(member)})", f"```python\n{signature(member)}\n```"]
     if member.is_class and member.bases and member.parameters:
         head.append(f"Extends {', '.join(linked(f'`{base}`', member) for base in member.bases)}.")
@@ -400,7 +400,7 @@ def brief(member: griffe.Object, up: str) -> str:
     """What a chapter shows of a definition: signature, meanings as comments, docstring, and where to read more."""
     place = f"{up}api/{member.module.name}.ipynb#{anchor(member)}"
     links = f"[source]({source_link(member)}) · [reference]({place})"
-    title = f"### {member.name.replace('_', chr(92) + '_')} {{#{member.name.lower()}}}"
+    title = f"### {prose(member.name)}"
     first, *rest = docstring(member).split("\n\n")
     said = NbdevLookup().linkify("\n\n".join([f"*{first}*" if first else "", *rest]))
     return "\n\n".join([title, links, f"```python\n{signature(member, True)}\n```", said])
