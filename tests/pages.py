@@ -366,7 +366,8 @@ def main():
     from nbdev.serve import proc_nbs
 
     out = Path(sys.argv[1]).resolve()
-    if out.exists() and any(out.rglob("*.ipynb")):
+    offered = out / handouts.BRANCH if (out / "index.html").exists() else None  # of the site that was here before
+    if any(offered not in path.parents for path in out.rglob("*.ipynb")):
         sys.exit(f"{sys.argv[1]}: holds notebooks, which would be removed; name a folder for the site")
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
