@@ -208,7 +208,7 @@ def signature(member: griffe.Object, with_comments: bool = False) -> str:
         return opening + bases(member)
     noted = with_comments and any(row[3] for row in rows)
     line = f"{opening}({', '.join(given)}){result}"
-    if len(line) <= LISTED and not noted:
+    if len(line) <= LISTED and not noted and not (member.is_class and len(rows) > 1):
         return "".join(decorators) + line + (f"  # {remark(member)}" if remark(member) else "")
     notes = [f"  # {row[3]}" if with_comments and row[3] else "" for row in rows]
     lines = [f"    {text},{note}" for text, note in zip(given, notes, strict=True)]
