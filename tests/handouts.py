@@ -7,8 +7,10 @@ Kaggle open them. `Links` puts the line of links on each page, as a step of nbde
 """
 
 import json
+import re
 from pathlib import Path
 
+import nbformat
 from execnb.nbio import mk_cell
 from nbdev.process import Processor
 from reference import ROOT, settings
@@ -54,10 +56,10 @@ def write(out: Path):
     """Write the copies into their folder of the site in `out`."""
     out = out / BRANCH
     for name in chapters():
-        copy = json.loads((ROOT / "nbs" / name).read_text(encoding="utf-8"))
-        copy["cells"].insert(1, setup(name))  # below the title
+        copy = nbformat.read(ROOT / "nbs" / name, as_version=4)
+        copy.cells.insert(1, nbformat.from_dict(setup(name)))  # below the title
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(json.dumps(copy, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        nbformat.write(copy, out / name)
 
 
 def links(name: str) -> str:
@@ -80,5 +82,7 @@ class Links(Processor):
     def begin(self):
         path = getattr(self.nb, "path_", None)
         name = Path(path).resolve().relative_to(ROOT / "nbs").as_posix() if path else ""
+        if name == "index.ipynb":  # a link to the site shows its card; to a chapter, the first figure
+            self.nb.cells[0].source = re.sub(r"\A---\n", "---\nimage: card.png\n", self.nb.cells[0].source)
         if name in chapters():
             self.nb.cells.insert(1, mk_cell(links(name), "markdown", id="notebook-links"))

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import griffe
+import nbformat
 from nbdev.doclinks import NbdevLookup
 from nbdev.process import Processor
 
@@ -393,7 +394,8 @@ def write(processed: Path):
     folder = processed / "api"
     folder.mkdir(exist_ok=True)
     for module in modules():
-        (folder / f"{module.name}.ipynb").write_text(json.dumps(page(module), indent=1), encoding="utf-8")
+        # nbformat writes a text as a list of lines; of one string, Quarto would lose the ends of lines.
+        nbformat.write(nbformat.from_dict(page(module)), folder / f"{module.name}.ipynb")
 
 
 def brief(member: griffe.Object, up: str) -> str:

@@ -12,6 +12,7 @@ pytest.importorskip("griffe")
 import book
 import griffe
 import handouts
+import nbformat
 import reference
 
 SOURCE = '''"""Halves.
@@ -131,6 +132,13 @@ def test_page_of_a_module(module):
     assert text.count("Make one.") == 2  # an overriding method has the docstring of what it overrides
 
 
+def test_pages_are_written_line_by_line(module, tmp_path):
+    reference.write(tmp_path)
+    cells = json.loads((tmp_path / "api" / "halving.ipynb").read_text())["cells"]
+    assert cells[0]["source"][:2] == ["---\n", 'title: "halving"\n']  # Quarto joins the lines of a single string
+    assert all(isinstance(cell["source"], list) for cell in cells)
+
+
 def test_every_module_has_a_page_with_all_its_names():
     found = {m.name for m in reference.modules()}
     assert found == {p.stem for p in (reference.ROOT / "cramming_nb").glob("[a-z]*.py")}
@@ -149,8 +157,8 @@ def test_copies_fetch_the_book_first(tmp_path):
     written = {p.relative_to(tmp_path / "notebooks").as_posix() for p in tmp_path.rglob("*.ipynb")}
     assert {"00_budget.ipynb", "lab/search.ipynb", "own_text.ipynb"} <= written and "reference.ipynb" not in written
     for name in ("00_budget.ipynb", "lab/search.ipynb"):
-        ours = json.loads((book.NBS / name).read_text())["cells"]
-        title, first, *rest = json.loads((tmp_path / "notebooks" / name).read_text())["cells"]
+        ours = nbformat.read(book.NBS / name, as_version=4).cells
+        title, first, *rest = nbformat.read(tmp_path / "notebooks" / name, as_version=4).cells
         assert [title, *rest] == ours
         assert f"git clone --quiet --depth 1 --branch main {book.settings()['git_url']} " in first["source"]
         folder = first["source"].splitlines()[-1].removeprefix("%cd ~/cramming_nb/")
