@@ -273,16 +273,16 @@ def resolved(name: str, scope: griffe.Object) -> str:
 def table(member: griffe.Function | griffe.Class) -> str:
     """The parameters as a table, and the result where a comment says what it is."""
     given = parameters(member)
-    rows = [f"| {code(n)} | {code(k)} | {code(d)} | {cell(linked(prose(m), member))} |" for n, k, d, m in given]
+    rows = [f"| {code(n)} | {cell(linked(prose(m), member))} | {code(k)} | {code(d)} |" for n, k, d, m in given]
     meanings = [row[3] for row in given]
     if member.is_function and member.returns is not None and not remark(member):
         result = comments(member.filepath).get(line_of(member)["return"], "")
         meanings.append(result)
         if result:
-            rows.append(f"| *returns* | {code(str(member.returns))} | | {cell(linked(prose(result), member))} |")
+            rows.append(f"| *returns* | {cell(linked(prose(result), member))} | {code(str(member.returns))} | |")
     if not any(meanings):
         return ""  # the signature says it all
-    return "\n".join(["| name | type | default | meaning |", "|---|---|---|---|", *rows])
+    return "\n".join(["| name | meaning | type | default |", "|---|---|---|---|", *rows])
 
 
 def attributes(member: griffe.Class) -> str:
@@ -292,8 +292,8 @@ def attributes(member: griffe.Class) -> str:
     said = comments(member.filepath)
     found = [m for m in public(member) if m.is_attribute and "class-attribute" in m.labels]
     rows = [(m.name, str(m.value), said.get(m.endlineno, "")) for m in found]
-    rows = [f"| {code(n)} | {code(v)} | {cell(linked(prose(meaning), member))} |" for n, v, meaning in rows if meaning]
-    return "\n".join(["| attribute | value | meaning |", "|---|---|---|", *rows]) if rows else ""
+    rows = [f"| {code(n)} | {cell(linked(prose(meaning), member))} | {code(v)} |" for n, v, meaning in rows if meaning]
+    return "\n".join(["| attribute | meaning | value |", "|---|---|---|", *rows]) if rows else ""
 
 
 def entry(member: griffe.Object, level: int = 2) -> list[str]:
@@ -347,7 +347,7 @@ def names(module: griffe.Module, folder: str = "") -> str:
     """The functions and classes of a module with a line on each; `folder` leads from the page to the reference."""
     found = [m for m in public(module) if m.is_function or m.is_class]
     place = f"{folder}{module.name}.ipynb"
-    rows = [f"| [{m.name}]({place}#{anchor(m)}) | {cell(first_line(m))} |" for m in found]
+    rows = [f"| [`{m.name}`]({place}#{anchor(m)}) | {cell(first_line(m))} |" for m in found]
     return "\n".join(["| name | what it is for |", "|---|---|", *rows]) if rows else ""
 
 

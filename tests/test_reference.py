@@ -123,7 +123,7 @@ def test_page_of_a_module(module):
         "## Halver {#Halver}",
         "### Halver.build {#Halver-build}",
         "Extends [`Halver`](halving.ipynb#Halver).",
-        "| `unit` | `'cm'` | of lengths |",
+        "| `unit` | of lengths | `'cm'` |",
         "```python\n>>> half(4)\n2\n```",
         "/halves/halving.py#L",
     ):
