@@ -118,13 +118,14 @@ class Encoder:
         [texts]: the number of its tokens, and what the filter counts for it."""
         if len(self.table.numbers) > self.max_words:
             self.clear()
-        words, ends = self.table.number(texts)  # a number for each word; where each text ends
+        # A number for each word; the words of text t are those from bounds[t] to bounds[t + 1].
+        words, bounds = self.table.number(texts)
         num_known = len(self.pieces.lengths)
         new_words = itertools.islice(self.table.numbers, num_known, None)
         self.pieces.extend(list(new_words))
         def per_text(per_word: np.ndarray) -> np.ndarray:
             sums = np.cumsum(per_word[words])
-            return np.diff(np.r_[0, sums][ends])
+            return np.diff(np.r_[0, sums][bounds])
         lengths, costs = per_text(self.pieces.lengths), per_text(self.pieces.costs)
         return self.pieces.gather(words), lengths, costs
 
@@ -153,14 +154,19 @@ def split_documents(fingerprints: np.ndarray, sizes: np.ndarray, heldout: float,
     """Which documents train (0), are held out (1) or feed the probes (2), int8 [documents].
 
     `heldout` and `probe` are shares of the characters, at most `most` characters each. The
-    documents with the smallest fingerprints are chosen, so that a change in other documents
-    changes the split of few.
+    documents with the smallest fingerprints are chosen, those of moderate size first, so that a
+    change in other documents changes the split of few.
     """
     num_held, num_probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     median = np.median(sizes)
     large = sizes > max(num_held / 4, num_probed / 4, median)  # much of a share by themselves
-    order = np.lexsort((fingerprints, large))                  # large ones last
-    order = order[sizes[order] <= max(num_held, num_probed, median)]  # the largest always train
+
+    # Documents that may be chosen, first come first: small ones before large ones, and within
+    # both by fingerprint. The largest are not among them: they always train.
+    by_fingerprint = np.argsort(fingerprints, kind="stable")
+    order = by_fingerprint[np.argsort(large[by_fingerprint], kind="stable")]
+    order = order[sizes[order] <= max(num_held, num_probed, median)]
+
     before = np.cumsum(sizes[order]) - sizes[order]  # characters in documents that come first
     split = np.zeros(len(fingerprints), np.int8)
     split[order] = np.select([before < num_held, before < num_held + num_probed], [1, 2])
@@ -550,15 +556,15 @@ def write_corpus(folder: Path, text: Path, tokens: Path, config: CorpusConfig, i
     shard_rows = rows_per_shard(config)
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer.json"))
 
-    def make(folder: Path) -> dict:
+    def make(target: Path) -> dict:
         table = StageTable()
-        kept, split, overlap = choose_documents(text, tokens, config, avoid, folder, workers, table)
+        kept, split, overlap = choose_documents(text, tokens, config, avoid, target, workers, table)
         train, heldout, probes = (kept[split == part] for part in (0, 1, 2))
         characters = read_column(text, "characters")[train].sum()
 
         packed = "train" if config.order == "random" else "packed"
-        counts = write_packed(folder, packed, training_tokens(text, tokens, train), config)
-        heldout_counts = write_packed(folder, "heldout", chosen_tokens(tokens, heldout), config)
+        counts = write_packed(target, packed, training_tokens(text, tokens, train), config)
+        heldout_counts = write_packed(target, "heldout", chosen_tokens(tokens, heldout), config)
         num_train, num_heldout = int(counts.sum()) // length, int(heldout_counts.sum()) // length
         if not num_train or not num_heldout:
             raise UserError(f"the text is too short: {num_train} rows of {length} tokens to train "
@@ -566,16 +572,16 @@ def write_corpus(folder: Path, text: Path, tokens: Path, config: CorpusConfig, i
         table.add("pack", len(train), characters, tokens=num_train * length)
 
         if config.order != "random":
-            sort_shards(folder, config.order, tokenizer, counts, length, dtype, shard_rows)
+            sort_shards(target, config.order, tokenizer, counts, length, dtype, shard_rows)
             table.add("order", len(train), characters, tokens=num_train * length)
-        write_probes(folder / "probe.jsonl", text, probes, tokenizer)
-        save_tokenizer(tokenizer, folder, length)
+        write_probes(target / "probe.jsonl", text, probes, tokenizer)
+        save_tokenizer(tokenizer, target, length)
 
-        files = {name: dict(file=name, sha256=file_checksum(folder / name))
+        files = {name: dict(file=name, sha256=file_checksum(target / name))
                  for name in ("tokenizer.json", "probe.jsonl")}
         for name, num_sequences in (("train", num_train), ("heldout", num_heldout)):
-            files[name] = shards_entry(folder, name, [num_sequences, length], dtype, shard_rows)
-        for path in shard_paths(folder, "packed"):
+            files[name] = shards_entry(target, name, [num_sequences, length], dtype, shard_rows)
+        for path in shard_paths(target, "packed"):
             path.unlink()
         return dict(schema=SCHEMA, identity=identity, config=asdict(config),
                     stages=add_rates([*stages, *table]), files=files, overlap=overlap,

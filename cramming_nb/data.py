@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['NOT_STDLIB', 'TOKENS', 'READERS', 'HUB', 'SOURCES', 'CONTROL', 'BATCH', 'docstrings', 'normalized_name',
-           'dependencies', 'package_files', 'stdlib_files', 'cache_dir', 'read_docstrings', 'machine_modules',
-           'machine_packages', 'machine_documents', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet',
-           'source_files', 'file_format', 'is_document', 'file_document', 'first_line', 'file_documents', 'hub_spec',
-           'remote_revision', 'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer', 'single_sources',
-           'file_groups', 'source_parts', 'documents', 'single_identity', 'source_identity', 'clean', 'fingerprint',
-           'batches', 'clean_batch', 'repeated_bytes', 'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams',
-           'compressible']
+           'dependencies', 'package_files', 'stdlib_files', 'cache_dir', 'read_docstrings', 'docstrings_file',
+           'read_packages', 'machine_modules', 'machine_packages', 'machine_documents', 'open_text', 'read_text',
+           'read_jsonl', 'read_csv', 'read_parquet', 'source_files', 'file_format', 'is_document', 'file_document',
+           'first_line', 'file_documents', 'hub_spec', 'remote_revision', 'hub_revision', 'hub_documents',
+           'remote_tokenizer', 'source_tokenizer', 'single_sources', 'file_groups', 'source_parts', 'documents',
+           'single_identity', 'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch', 'repeated_bytes',
+           'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
 
 # %% ../nbs/01_data.ipynb #1fccb23b
-import ast, csv, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re
+import ast, csv, gc, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re
 import sysconfig, warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,13 @@ def docstrings(path: str) -> list[str]:
     except (SyntaxError, ValueError, RecursionError, OSError):  # Python 2, templates, unreadable
         return []
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+    inner = ("body", "handlers", "cases", "orelse", "finalbody")  # where statements hold others
+    statements, nodes = [tree], []
+    for node in statements:  # the list grows as we go
+        if isinstance(node, documented):
+            nodes.append(node)
+        for name in inner:
+            statements += getattr(node, name, [])
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))  # a module has no line number
     found = [ast.get_docstring(node) for node in nodes]
     return [text for text in found if text]
@@ -91,27 +97,50 @@ def cache_dir() -> Path:
 # %% ../nbs/01_data.ipynb #96de27cf
 def read_docstrings(files: list[str], progress: bool = True) -> list[list[str]]:
     "The docstrings of each file; more than 2,000 files are divided among processes."
-    with ProcessPoolExecutor() as pool:  # starts a process only when it is given work
+    # A syntax tree holds no cycles, so these processes need no garbage collector.
+    with ProcessPoolExecutor(initializer=gc.disable) as pool:  # starts processes only for work
         run = partial(pool.map, chunksize=64) if len(files) > 2000 else map
         bar = dict(total=len(files), unit="file", disable=not progress)
         return list(tqdm(run(docstrings, files), "reading docstrings", **bar))
 
-def machine_modules(packages: Iterable[str], progress: bool = True) -> list[dict]:
-    "Python's help topics, then the modules of `packages` that have docstrings not seen before."
-    docs = [dict(text=text, id=f"topics/{name}", source="topics")
-            for name, text in sorted(topics.items())]
+def docstrings_file(package: str, version: str) -> Path:
+    "Where the cache keeps the docstrings of one version of a package."
+    return cache_dir() / f"docstrings-{package}-{version}-python-{platform.python_version()}.jsonl"
+
+def read_packages(packages: dict[str, str], progress: bool = True):
+    "Read the docstrings of those packages, {package: version}, that the cache does not have."
+    missing = [name for name in packages if not docstrings_file(name, packages[name]).exists()]
+    if not missing:
+        return
     files = []
-    for package in packages:
+    for package in missing:
         found = stdlib_files() if package == "python" else package_files(package)
         files += [(package, file) for file in found]
-    seen = set()
+    lines = {package: [] for package in missing}
     for (package, file), found in zip(files, read_docstrings([f for _, f in files], progress)):
-        new = [text for text in dict.fromkeys(found) if text not in seen]
-        seen.update(new)
-        if new:
-            name = f"{package}/{Path(file).stem}-{len(docs)}"
-            docs.append(dict(text="\n\n".join(new), id=name, source=package))
-    return docs
+        if found:
+            lines[package].append(json.dumps([Path(file).stem, found]) + "\n")
+    for package in missing:
+        path = docstrings_file(package, packages[package])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(lines[package]))
+
+def machine_modules(packages: dict[str, str]) -> Iterator[dict]:
+    "Python's help topics, then the modules of `packages` that have docstrings not seen before."
+    number = 0  # of documents so far
+    for name, text in sorted(topics.items()):
+        yield dict(text=text, id=f"topics/{name}", source="topics")
+        number += 1
+    seen = set()
+    for package, version in packages.items():
+        with open(docstrings_file(package, version)) as lines:
+            for module, found in map(json.loads, lines):
+                new = [text for text in dict.fromkeys(found) if text not in seen]
+                seen.update(new)
+                if new:
+                    name = f"{package}/{module}-{number}"
+                    yield dict(text="\n\n".join(new), id=name, source=package)
+                    number += 1
 
 # %% ../nbs/01_data.ipynb #5477ff3c
 def machine_packages(names: str = "") -> dict[str, str]:
@@ -126,15 +155,8 @@ def machine_packages(names: str = "") -> dict[str, str]:
 def machine_documents(names: str = "", progress: bool = True) -> Iterator[dict]:
     "The documentation installed on this machine, one document a module; cached after one reading."
     packages = machine_packages(names)
-    key = hashlib.sha256(json.dumps(packages).encode()).hexdigest()[:16]
-    cached = cache_dir() / f"machine-{key}.jsonl"
-    if not cached.exists():
-        docs = machine_modules(packages, progress)
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_text(cached, "".join(json.dumps(doc) + "\n" for doc in docs))
-    with open(cached) as lines:
-        for line in lines:
-            yield json.loads(line)
+    read_packages(packages, progress)
+    yield from machine_modules(packages)
 
 # %% ../nbs/01_data.ipynb #a527b112
 def open_text(path: str) -> io.TextIOBase:

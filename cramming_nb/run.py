@@ -149,10 +149,10 @@ def corpus_of(run: Run, tasks: dict[str, TaskData] | None = None) -> Corpus:
 
 def corpus_trained_on(run: Run) -> Corpus:
     "The corpus whose sequences the run was trained on; it is built again if it is gone."
-    rows = json.loads((run.folder / "run.json").read_text()).get("rows")
+    checksum = json.loads((run.folder / "run.json").read_text()).get("rows")  # of the sequences
     cache = Path(run.data_dir or cache_dir())
     for manifest in sorted(cache.glob("corpus-*/manifest.json")):
-        if rows and rows in manifest.read_text():
+        if checksum and checksum in manifest.read_text():
             return Corpus(manifest.parent)
     return corpus_of(run)
 
@@ -210,6 +210,7 @@ def glue_run(
         raise UserError(f"protocol {protocol!r}: choose one of {', '.join(PROTOCOLS)}")
     chosen = PROTOCOLS[protocol] if protocol else run.recipe.protocol
     tokenizer = str(corpus.folder / "tokenizer.json")
+    # Runs with different seeds share no fine-tuning seed.
     seeds = range(1000 * run.seed, 1000 * run.seed + run.finetune_seeds)
     tuned = evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer, chosen,
                      run.folder / "glue", hardware_of(run), seeds, baseline, run.progress)
@@ -251,9 +252,10 @@ def write_reports(records: list[RunRecord], *paths: Path):
 # %% ../nbs/16_run.ipynb #a0a2f202
 def whole_sentence(text: str) -> str:
     "The first whole sentence of 40 to 120 characters without special tokens; '' if there is none."
-    begin = r"(?<=\. )"          # behind a full stop and a space
-    body = r"[^.\[\]]{40,120}"   # neither a full stop nor a bracket, as in [SEP]
-    sentence = re.search(begin + body + r"\.", text)
+    two_words = r"[^\W\d_]+ [^\W\d_]+"            # of letters only
+    begin = rf"(?<=\. )(?={two_words})"           # behind a full stop and a space
+    body = r"[^.\[\]]{40,120}"                    # no full stop, no bracket as in [SEP]
+    sentence = re.search(rf"{begin}{body}\.(?= {two_words})", text)
     return sentence[0] if sentence else ""
 
 def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
@@ -341,7 +343,7 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
     "Whether a finished run lacks some of the fine-tuning that is asked for."
     if record.pretraining.get("stopped"):
         return False
-    done = Counter()  # seeds by task
+    done = Counter()  # seeds by task; scores on rows that have changed since do not count
     for result in record.results:
         task = result["task"]
         same_rows = task not in glue or result.get("data") == glue[task].digest

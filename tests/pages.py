@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 
@@ -332,32 +333,42 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
     findings += [f"sidebar.yml: there is no {name}" for name in flat(entries) if name not in names]
     keys = set(re.findall(r"(?m)^@\w+\{([^,\s]+),", bibliography.read_text()))
     pages = {name: Page(name, source, processed, out) for name in names}
-    trees = [page.visit(json.loads(page.pandoc(page.markdown(), "--to=json")), page.number) for page in pages.values()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # pandoc is a process of its own
+        parsed = list(pool.map(lambda page: page.pandoc(page.markdown(), "--to=json"), pages.values()))
+        trees = []
+        for page, tree in zip(pages.values(), parsed, strict=True):
+            trees.append(page.visit(json.loads(tree), page.number))
+        resolved = []
+        for page, tree in zip(pages.values(), trees, strict=True):  # when all labels are known
+            resolved.append(page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site)))
+
+        def render(page: Page, tree: dict) -> str:
+            metadata = {
+                "title": page.meta.get("title", page.name),
+                "subtitle": page.meta.get("description", ""),
+                "lang": "en",
+                "link-citations": "true",
+                "reference-section-title": "References",
+            }
+            return page.pandoc(
+                json.dumps(tree),
+                "--from=json",
+                "--to=html5",
+                f"--template={Path(__file__).with_suffix('.html')}",
+                "--toc",
+                "--toc-depth=2",
+                "--mathml",
+                "--citeproc",
+                f"--bibliography={bibliography}",
+                f"--variable=up:{page.up}",
+                f"--variable=sidebar:{nested(entries, pages, page)}",
+                f"--variable=turn:{turn(flat(entries), pages, page)}",
+                *(f"--metadata={key}:{value}" for key, value in metadata.items()),
+            )
+
+        htmls = list(pool.map(render, pages.values(), resolved))
     anchors = {}
-    for page, tree in zip(pages.values(), trees, strict=True):
-        tree = page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site))
-        metadata = {
-            "title": page.meta.get("title", page.name),
-            "subtitle": page.meta.get("description", ""),
-            "lang": "en",
-            "link-citations": "true",
-            "reference-section-title": "References",
-        }
-        html = page.pandoc(
-            json.dumps(tree),
-            "--from=json",
-            "--to=html5",
-            f"--template={Path(__file__).with_suffix('.html')}",
-            "--toc",
-            "--toc-depth=2",
-            "--mathml",
-            "--citeproc",
-            f"--bibliography={bibliography}",
-            f"--variable=up:{page.up}",
-            f"--variable=sidebar:{nested(entries, pages, page)}",
-            f"--variable=turn:{turn(flat(entries), pages, page)}",
-            *(f"--metadata={key}:{value}" for key, value in metadata.items()),
-        )
+    for page, html in zip(pages.values(), htmls, strict=True):
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)
         (out / page.href).write_text(html)
         anchors[page.href] = set(lxml.html.document_fromstring(html).xpath("//@id"))

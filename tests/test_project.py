@@ -127,3 +127,39 @@ def test_no_trace_of_a_machine():
                 )  # PyTorch for CPU, in workflows alone
             found += [f"{name}: {m[0]}" for pattern in (HOSTS, LOCAL_PATH) for m in pattern.finditer(text)]
     assert not found, found
+
+
+def definitions(path: Path) -> set[str]:
+    """The names that a module defines: functions, classes, and methods as `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return names
+
+
+def headings(notebook: Path) -> dict[str, str]:
+    """The headings of a notebook that have an anchor, by anchor."""
+    cells = json.loads(notebook.read_text())["cells"]
+    lines = [line for c in cells if c["cell_type"] == "markdown" for line in "".join(c["source"]).splitlines()]
+    found = [re.fullmatch(r"#+ (.*\S) \{#([\w-]+)\}", line) for line in lines]
+    return {match[2]: match[1] for match in found if match}
+
+
+def test_five_places_are_where_the_readme_says():
+    text = (ROOT / "README.md").read_text()
+    section = text.split("### Five places in the code\n")[1].split("\n## ")[0]
+    row = re.compile(
+        r"\| .* \| `(\w+)`(?: of `(\w+)`)? in `(cramming_nb/\w+\.py)` \| "
+        r"\[(\w+): (.*)\]\((nbs/\w+\.ipynb)#([\w-]+)\) \|"
+    )
+    places = [row.fullmatch(line) for line in section.strip().splitlines()[2:]]
+    assert len(places) == 5 and all(places)
+    for place in places:
+        name, owner, file, chapter, heading, notebook, anchor = place.groups()
+        assert (f"{owner}.{name}" if owner else name) in definitions(ROOT / file)
+        assert Path(notebook).name.startswith(f"{chapter}_")
+        assert headings(ROOT / notebook)[anchor] == heading
+    assert "num_predicted" in section and "num_predicted" in definitions(PACKAGE / "objective.py")
