@@ -19,13 +19,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 
+import handouts
 import lxml.html
 import nbformat
 import pypandoc
+import reference
 import yaml
 from signatures import defects
 
@@ -86,7 +89,9 @@ class Page:
 
     def __init__(self, name: str, source: Path, processed: Path, out: Path):
         self.name, self.out, self.cell = name, out, 0
-        self.source, self.processed = (nbformat.read(root / name, as_version=4).cells for root in (source, processed))
+        self.processed = nbformat.read(processed / name, as_version=4).cells
+        written = source / name  # a page of the reference is made without one
+        self.source = nbformat.read(written, as_version=4).cells if written.exists() else self.processed
         head = self.processed[0].source.strip()  # nbdev makes the first cell the front matter
         self.meta = yaml.safe_load(head.strip("-")) if head.startswith("---") else {}
         self.href = str(Path(name).with_name(self.meta.get("output-file", Path(name).stem + ".html")))
@@ -313,11 +318,15 @@ def turn(names: list[str], pages: dict, here: Page) -> str:
     return "".join(link(here.up + p.href, form.format(escape(p.meta.get("title", p.name)))) for p, form in found)
 
 
-def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
-    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
+def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str, add: Callable = id) -> list[str]:
+    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings.
+
+    `add(out)` puts other files into the site, to which pages link.
+    """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
-    names = sorted(str(p.relative_to(source)) for p in source.rglob("*.ipynb"))
+    add(out)
+    names = sorted(str(p.relative_to(processed)) for p in processed.rglob("*.ipynb"))
     names = [name for name in names if not re.search(r"(^|/)[._]", name)]
     entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
     findings = [f"sidebar.yml: {name} is missing" for name in names if name not in flat(entries)]
@@ -365,7 +374,8 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
         anchors[page.href] = set(lxml.html.document_fromstring(html).xpath("//@id"))
     for page in pages.values():
         for page.cell, url, target, anchor in page.links:
-            if target not in anchors or anchor and anchor not in anchors[target]:
+            is_file = target not in anchors and (out / target).is_file()
+            if not is_file and (target not in anchors or anchor and anchor not in anchors[target]):
                 page.find(f"a dead link: {url}")
         findings += page.findings
     return findings
@@ -376,11 +386,14 @@ def main():
     from nbdev.serve import proc_nbs
 
     out = Path(sys.argv[1]).resolve()
-    if out.exists() and any(out.rglob("*.ipynb")):
+    offered = out / handouts.BRANCH if (out / "index.html").exists() else None  # of the site that was here before
+    if any(offered not in path.parents for path in out.rglob("*.ipynb")):
         sys.exit(f"{sys.argv[1]}: holds notebooks, which would be removed; name a folder for the site")
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
-    findings = build(Path("nbs"), proc_nbs(force=True, n_workers=2), out, Path("references.bib"), site)
+    processed = proc_nbs(force=True, n_workers=2)
+    reference.write(processed)
+    findings = build(Path("nbs"), processed, out, Path("references.bib"), site, handouts.write)
     print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")
     sys.exit(bool(findings))
 

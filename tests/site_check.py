@@ -24,6 +24,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import book
 import lxml.html
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -126,7 +127,14 @@ def dead_links(site: Path, pages: list[str]) -> list[str]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
+    """Serves files and says nothing.
+
+    Quarto's 404.html names its files by where they lie on the host of the site, so they are served from there, too.
+    """
+
+    def translate_path(self, path):
+        base = book.settings()["doc_baseurl"]
+        return super().translate_path(path.removeprefix(base) if path.startswith(base + "/") else path)
 
     def log_message(self, *_):
         pass
