@@ -477,7 +477,8 @@ def serialize(value: object, name: str, tensors: dict[str, Tensor]) -> object:
     "`value` as JSON can hold it; its tensors are put into `tensors` under `name` and their place."
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
-        return dict(tensor=name)
+        by_columns = value.dim() == 2 and not value.is_contiguous() and value.mT.is_contiguous()
+        return dict(tensor=name, columns=True) if by_columns else dict(tensor=name)
     if isinstance(value, dict):
         return {key: serialize(part, f"{name}.{key}", tensors) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -486,8 +487,10 @@ def serialize(value: object, name: str, tensors: dict[str, Tensor]) -> object:
 
 def deserialize(value: object, tensors: dict[str, Tensor], device: torch.device) -> object:
     "What `serialize` was given, with copies of its tensors on a device; tuples come back as lists."
-    if isinstance(value, dict) and set(value) == {"tensor"}:
-        return tensors[value["tensor"]].to(device, copy=True)
+    if isinstance(value, dict) and "tensor" in value:
+        copy = tensors[value["tensor"]].to(device, copy=True)
+        # SOAP's matrices lie in memory by columns; a product of others may round differently.
+        return copy.mT.contiguous().mT if value.get("columns") else copy
     if isinstance(value, dict):
         return {key: deserialize(part, tensors, device) for key, part in value.items()}
     if isinstance(value, list):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -9,8 +10,8 @@ import sys
 import time
 
 import pytest
-from conftest import lines, write_jsonl
-from test_corpus_build import CONFIG, documents_of, same
+from conftest import lines, sentence, write_jsonl
+from test_corpus_build import CONFIG, same
 from test_lab import Lab, beginnings
 
 from cramming_nb.budget import UserError
@@ -50,9 +51,11 @@ def lab(tiny, tmp_path) -> Lab:
 
 
 def test_ray_makes_the_same_rows(cluster, tmp_path):
-    docs = [dict(text=" ".join([document["text"]] * 20)) for document in documents_of(2000)]
-    for name, part in (("a", docs[:1000]), ("b", docs[1000:])):  # several chunks each
-        write_jsonl(tmp_path / f"{name}.jsonl", part)
+    rng = random.Random(7)
+    known = [sentence(rng) for _ in range(3000)]
+    for name in "ab":  # several chunks each
+        docs = [dict(text=" ".join(rng.choices(known, k=rng.randint(3, 60)))) for _ in range(2600)]
+        write_jsonl(tmp_path / f"{name}.jsonl", docs)
     source = f"files:{tmp_path}/a.jsonl + files:{tmp_path}/b.jsonl"
     expected = get_corpus(source, CONFIG, tmp_path / "one", progress=False, engine=Local(1))
     assert len(chunk_paths(next((tmp_path / "one").glob("text-*")))) > 3
