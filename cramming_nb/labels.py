@@ -413,7 +413,7 @@ def finetune(
 def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protocol, seed: int,
                   folder: Path, key: str, progress: bool) -> Finetuned:
     "Fine-tune, score and export, in a folder that is held."
-    from cramming_nb.counting import count_words, same_answer  # importing scikit-learn takes a second
+    from cramming_nb.counting import count_words, same_answer  # here: scikit-learn takes a second
     learning = folder / f"learning-{key}"
     for other in folder.glob("learning-*"):
         if other != learning:
