@@ -134,7 +134,7 @@ def class_names(labels: list[str]) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class LabelTable:
     "A table of texts and labels that can be learned from."
-    path: Path
+    path: Path              # the CSV file
     texts: tuple[str, ...]  # names of the columns of texts: one, or two for pairs
     label: str              # name of the column of labels
     data: TaskData          # the rows, all of them to learn from
