@@ -315,9 +315,9 @@ def test_one_document_of_a_hundred_megabytes(tmp_path):
     rng = random.Random(1)
     known = [sentence(rng) for _ in range(1000)]
     huge = " ".join(rng.choices(known, k=1_500_000))
-    (tmp_path / "huge.txt").write_text(huge)
+    write_jsonl(tmp_path / "huge.jsonl", [dict(text=huge)])
     write_jsonl(tmp_path / "others.jsonl", documents_of(300))
-    corpus = get_corpus(f"files:{tmp_path}/huge.txt + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
+    corpus = get_corpus(f"files:{tmp_path}/huge.jsonl + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
     assert len(huge) > 80_000_000 and len(corpus.rows) > 100_000
 
 
