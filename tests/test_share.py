@@ -40,6 +40,9 @@ class StandIn(BaseHTTPRequestHandler):
         elif self.path == "/api/repos/create":
             hub.made = json.loads(body)
             self.answer(dict(url=f"{hub.address}/somebody/thimble", name="somebody/thimble"))
+        elif self.path == "/api/validate-yaml":  # the head of the model card, before it is sent
+            valid = json.loads(body)["content"].startswith("---")
+            self.answer(dict(errors=[] if valid else [dict(message="no head")], warnings=[]))
         elif "/preupload/" in self.path:
             files = [
                 dict(path=file["path"], uploadMode="regular", shouldIgnore=False) for file in json.loads(body)["files"]
