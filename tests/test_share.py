@@ -37,6 +37,9 @@ class StandIn(BaseHTTPRequestHandler):
         hub.asked.append((self.path, self.headers.get("Authorization")))
         if self.headers.get("Authorization") != "Bearer hf_good":
             self.answer(dict(error="Invalid username or password."), 401)
+        elif self.path == "/api/validate-yaml":
+            hub.head = json.loads(body)["content"].split("---")[1]
+            self.answer(dict(errors=[], warnings=[]))
         elif self.path == "/api/repos/create":
             hub.made = json.loads(body)
             self.answer(dict(url=f"{hub.address}/somebody/thimble", name="somebody/thimble"))
@@ -77,7 +80,7 @@ class StandIn(BaseHTTPRequestHandler):
 def hub(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     server.address = f"http://127.0.0.1:{server.server_port}"
-    server.files, server.asked, server.made = {}, [], {}
+    server.files, server.asked, server.made, server.head = {}, [], {}, ""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
@@ -109,6 +112,7 @@ def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram):
     assert "private" in json.dumps(hub.made)
     assert hub.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
     card = hub.files["README.md"].decode()
+    assert "model-index" in hub.head and "type: loss" in hub.head
     assert "THIS FOLDER" not in card and 'model="somebody/thimble"' in card
     code = """import cramming_nb.hf
 from transformers import pipeline
