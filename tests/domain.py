@@ -47,7 +47,7 @@ NAMED = re.compile(  # a paragraph that names one of the packages is left out
     r"|\b(np|pd|plt|nx|hf|sp|mpl)\b", re.IGNORECASE)
 TASK = Task("package", "", False, PACKAGES, accuracy)
 LABELS = (10, 100, 1000)                   # labelled rows in all, the same number of each package
-SCORED, HELD_BACK = 100, 50                # rows of each package to score, and to choose settings on
+SCORED, HELD_BACK = 80, 40                 # rows of each package to score, and to choose settings on
 PARTS = {"scored": 0.15, "held back": 0.25, "labelled": 1.0}  # of the modules, cumulative
 EPOCHS = {10: (10, 30, 100), 100: (5, 15, 45), 1000: (5, 10, 20)}  # tried for each number of labels
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)  # values of `C` tried for counting words
