@@ -43,8 +43,9 @@ readme: $(VENV)/.dev  ## write README.md from nbs/index.ipynb
 pages: $(VENV)/.dev  ## build and check the site in _docs_preview/
 	$(BIN)/python tests/pages.py _docs_preview
 
-site-check: pages  ## look at every page in a browser; screenshots in _site_check/
-	$(BIN)/python tests/site_check.py _docs_preview _site_check
+site-check: $(VENV)/.dev  ## look at every page in a browser (Quarto's pages where Quarto is installed, else the preview)
+	@if command -v quarto >/dev/null; then $(MAKE) docs; \
+	else $(MAKE) pages && $(BIN)/python tests/site_check.py _docs_preview _site_check; fi
 
 package-check: $(VENV)/.dev  ## install the wheel into an empty environment, use it, and each extra alone (minutes)
 	$(BIN)/python tests/package_check.py

@@ -31,6 +31,8 @@ setup(
         "Development Status :: 3 - Alpha",
         f"Intended Audience :: {cfg['audience']}",
         f"Natural Language :: {cfg['language']}",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",

@@ -4,4 +4,16 @@ Importing the package loads neither `torch` nor `transformers`. To load an expor
 `transformers`, import `cramming_nb.hf` (chapter 14).
 """
 
+import sys
+
 __version__ = "0.1.0"
+
+if sys.platform in ("win32", "cygwin"):
+    # Files are locked, and memory is counted, as only Unix does it (modules fcntl and resource).
+    message = ("cramming_nb runs on Linux and macOS; on Windows, install and use it inside WSL "
+               "(`wsl --install` in a terminal)")
+    command, _, _ = sys.argv[0].replace("\\", "/").rpartition("/")[2].partition(".")
+    if command == "cram":
+        print(f"cram: {message}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(message)

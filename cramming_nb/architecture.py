@@ -31,12 +31,17 @@ from .tokenizer import MASK, SEP
 @dataclass(frozen=True)
 class Architecture:
     "Every choice of the model; the defaults are the paper's final one (crammed-bert, v2)."
+    # Sizes
+
     vocab_size: int = option(32768, "tokens in the vocabulary", at_least=6)
     max_length: int = option(128, "longest input, in tokens", at_least=1)
     hidden_size: int = option(768, "width of the residual stream", at_least=1)
     num_layers: int = option(16, "transformer blocks", at_least=1)
     num_heads: int = option(12, "attention heads of a block", at_least=1)
     ffn_size: int = option(3072, "width after the first projection; gates halve it", at_least=1)
+
+    # In a block: the feed-forward part, the order of norms, positions
+
     activation: str = option(
         "gelu_glu", "nonlinearity of the feed-forward part; names with _glu are gated",
         choices=("gelu", "relu", "relu_squared", "silu",
@@ -48,6 +53,9 @@ class Architecture:
     position: str = option(
         "scaled_sinusoidal", "how a token knows its position",
         choices=("learned", "sinusoidal", "scaled_sinusoidal", "rotary", "none"))
+
+    # Norms at both ends, biases, the output head, neighbours
+
     embedding_norm: bool = option(True, "norm on the embedding")
     final_norm: bool = option(True, "norm after the last block (post-norm ends in one anyway)")
     qkv_bias: bool = option(False, "biases of the query, key and value projections")
@@ -58,6 +66,9 @@ class Architecture:
     sparse_prediction: bool = option(True, "compute the last block for masked positions only")
     neighbor_mixing: int = option(
         0, "neighbours per side mixed into the embedding (ours)", at_least=0)
+
+    # Fine-tuning, and the first weights
+
     dropout: float = option(
         0.1, "dropout in fine-tuning; with training.dropout also in pretraining",
         at_least=0, below=1)
@@ -65,6 +76,9 @@ class Architecture:
     classifier_size: int = option(1024, "hidden width of a classifier's head", at_least=1)
     init_std: float = option(
         0.02, "standard deviation of the first weights", at_least=0, at_most=1)
+
+    # More choices of the same parts, by default as in the paper's final model
+
     gate_compensation: bool = option(False, "gated width a third larger (paper, section 4.2: no)")
     norm: str = option(
         "layer_norm", "kind of norm (paper, section 4.2: no other is better)",
@@ -118,8 +132,9 @@ ACTIVATIONS = PLAIN_ACTIVATIONS | GATED_ACTIVATIONS  # name -> (module, features
 # %% ../nbs/05_architecture.ipynb #d8d5f9e1
 def ffn_widths(arch: Architecture) -> tuple[int, int]:
     "Features before and after the activation."
-    ratio = ACTIVATIONS[arch.activation][1]
-    after = arch.ffn_size * (4 if arch.gate_compensation else 3) // 3 // ratio
+    ratio = ACTIVATIONS[arch.activation][1]  # features in for one out: 2 with gates, else 1
+    widened = arch.ffn_size * 4 // 3 if arch.gate_compensation else arch.ffn_size
+    after = widened // ratio
     return after * ratio, after
 
 class FeedForward(nn.Module):
@@ -698,14 +713,17 @@ def parameters_by_part(arch: Architecture) -> dict[str, int]:
 
 # %% ../nbs/05_architecture.ipynb #63f03b56
 def flops_by_part(arch: Architecture, mask_rate: float) -> dict[str, tuple[float, float]]:
-    "FLOPs of training per token, (forward, backward) by part; `mask_rate`: share of predictions."
+    """FLOPs of training per token, (forward, backward) by part, in sequences of `max_length`.
+
+    `mask_rate` is the share of positions that are predicted.
+    """
     H, S, E, L = arch.hidden_size, arch.max_length, arch.embedding_size, arch.num_layers
-    blocks = L - 1 + (mask_rate if arch.sparse_prediction else 1)  # but for keys and values
+    blocks = L - 1 + (mask_rate if arch.sparse_prediction else 1)  # the last may be sparse
     in_head = mask_rate if arch.sparse_head else 1
     transform = H * H if arch.head_transform != "none" else 0
     decoder = H * E + (E or H) * arch.vocab_size
     forward = {  # multiplications
-        "projections": 2 * H * H * (L + blocks),
+        "projections": 2 * H * H * (L + blocks),  # keys, values in all L; query, output in `blocks`
         "attention": 2 * S * H * blocks,
         "feed-forward": H * sum(ffn_widths(arch)) * blocks,
         "head": in_head * (transform + decoder),

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['chapters', 'RecipeName', 'RunRecipe', 'Source', 'Changes', 'DataDir', 'GlueDir', 'Seeds', 'RunFolder', 'Budget',
            'RunName', 'Snapshots', 'PlanBudget', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile', 'ExportFolder',
-           'Texts', 'Action', 'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine',
-           'DESCRIPTION', 'COMMANDS', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'PlanSizes',
-           'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Recipes', 'Measure', 'BenchTrain',
+           'HubName', 'Texts', 'LabelFile', 'TextColumns', 'LabelColumn', 'LabelKind', 'ClassifierName', 'Action',
+           'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine', 'DESCRIPTION',
+           'COMMANDS', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'PlanSizes', 'Data',
+           'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes', 'Measure', 'BenchTrain',
            'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse', 'end_by_signal',
            'report_error', 'main']
 
@@ -41,8 +42,8 @@ RunRecipe = Positional[Annotated[str, arg(metavar="[RECIPE]", help=(
     "that `cram plan` recommends for the budget."))]]
 
 Source = Annotated[str, arg(metavar="SOURCE", help=(
-    "Text to train on: `machine`, the documentation installed on this machine; "
-    "files:GLOB[#COLUMN]; or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]."))]
+    "Text to train on: `machine`, the documentation installed on this machine; a file, a folder "
+    "or files:GLOB[#COLUMN]; or hub:DATASET[@REVISION][/CONFIG][:SPLIT][[:N]][#COLUMN]."))]
 
 Changes = Annotated[tuple[str, ...], arg(
     metavar="FIELD=VALUE ...", help_behavior_hint="(default: none)", help=(
@@ -151,6 +152,7 @@ class Pretrain:
         chapters.run.has_started(run)  # refuses a folder that holds another run
         run.group.join(chapters.run.hardware_of(run).device)
         corpus = chapters.run.corpus_of(run)
+        run = chapters.run.with_vocabulary_of(corpus, run)
         with chapters.run.locked(run, corpus):
             outcome = chapters.run.pretrain_run(run, corpus)
         run.group.close()
@@ -242,6 +244,14 @@ class OnRun:
     "What the commands on an existing run share."
     run: RunFolder
     data_dir: DataDir = None
+
+    def exported(self) -> Path | None:
+        "The folder of an exported model that is named instead of a run, or None."
+        for path in (self.run, Path("runs") / self.run):
+            for folder in (path, path / "export"):
+                if (folder / "config.json").is_file() and not (path / "recipe.yaml").is_file():
+                    return folder
+        return None
 
     @property
     def folder(self) -> Path:
@@ -363,34 +373,62 @@ ExportFolder = Annotated[Path | None, arg(
     metavar="FOLDER", help_behavior_hint="(default: export/ in the run's folder)", help=(
     "Folder to write; it must be empty or absent."))]
 
+HubName = Annotated[str, arg(
+    metavar="USER/NAME", help_behavior_hint="(default: nothing is sent)", help=(
+    "Send the folder to the Hugging Face hub, to the model of this name, which is made if it is "
+    "missing."))]
+
 @dataclass
 class Export(OnRun):
-    "Write a finished run's model, tokenizer and model card to a folder that others can load."
+    """Write a finished run's model, tokenizer and model card to a folder that others can load, and
+    share it. The folder of a model that is exported already may be named instead of a run."""
     to: ExportFolder = None
+    push_to: HubName = ""
+    private: bool = False  # A model that is made on the hub is for its owner's eyes only.
+    dry_run: bool = False  # Show what --push-to would send, and send nothing.
 
     def main(self):
+        if (self.dry_run or self.private) and not self.push_to:
+            raise UserError("--dry-run and --private are about sending; name the model with "
+                            "--push-to USER/NAME")
+        if self.push_to:
+            chapters.export.check_hub_name(self.push_to)
+        folder = self.exported()
+        if folder and (self.to or not self.push_to):
+            raise UserError(f"{folder} is exported already; send it with --push-to USER/NAME")
+        path = folder or self.export()
+        if self.dry_run:
+            print(chapters.export.dry_run(path, self.push_to))
+        elif self.push_to:
+            print(chapters.export.push(path, self.push_to, self.private))
+
+    def export(self) -> Path:
+        "Export the run, and print and return the folder."
         run, record = chapters.run.load_run(self.folder, self.data_dir), self.record()
         corpus = chapters.run.corpus_trained_on(run)
         path = chapters.export.export_model(
             run.folder / "checkpoints", corpus.tokenizer, run.recipe.architecture, record,
             self.to or run.folder / "export")
         print(path)
+        return path
 
 # %% ../nbs/18_cli.ipynb #598c5efe
 Texts = Positional[Annotated[tuple[str, ...], arg(
     metavar="[TEXT ...]", help_behavior_hint="(default: the lines of standard input)", help=(
-    "Texts with one or more [MASK], such as \"The [MASK] is late.\""))]]
+    "Texts with one or more [MASK], such as \"The [MASK] is late.\"; for a classifier, texts "
+    "without. A classifier of pairs takes them two by two."))]]
 
 @dataclass
 class Predict(OnRun):
-    "Fill in the blanks of texts, written [MASK], with a run's model or an exported one."
+    """Fill in the blanks of texts, written [MASK], with a run's model or an exported one; or
+    classify texts with a fine-tuned model, such as RUN/letters after `cram finetune`."""
     texts: Texts = ()
-    top: int = 5  # Predictions to print for each [MASK].
+    top: int = 5  # Predictions to print for each [MASK], and labels for each text.
 
     def model(self) -> tuple["MaskedLM", "Tokenizer"]:
         "The model and its tokenizer: as exported, or else from the last checkpoint."
-        if (self.run / "config.json").is_file():
-            return chapters.export.load_model(self.run)
+        if folder := self.exported():
+            return chapters.export.load_model(folder)
         if (self.folder / "export").exists():
             return chapters.export.load_model(self.folder / "export")
         run = chapters.run.load_run(self.folder, self.data_dir)
@@ -405,6 +443,11 @@ class Predict(OnRun):
                 raise UserError("no text; give one with a [MASK], or several, or lines on "
                                 "standard input")
             texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        folder = self.exported()
+        task, is_ours = chapters.export.exported_head(folder) if folder else ("fill-mask", False)
+        if task != "fill-mask":
+            self.classify(folder, task, is_ours, texts)
+            return
         model, tokenizer = self.model()
         predictions = [chapters.export.fill_mask(model, tokenizer, text, self.top)
                        for text in texts]
@@ -414,12 +457,70 @@ class Predict(OnRun):
                 print(text + which)
                 print_bars(words)
 
+    def classify(self, folder: Path, task: str, is_ours: bool, texts: list[str]):
+        "Print what a fine-tuned model says of each text; `is_ours`: a classifier of this package."
+        if self.top < 1:
+            raise UserError(f"top {self.top}: give 1 or more")
+        if is_ours:
+            answers = chapters.export.classify(folder, texts)
+        else:
+            answers = chapters.export.pipeline_answers(folder, task, texts)
+        pairs = len(answers) < len(texts)
+        titles = [" / ".join(two) for two in zip(texts[::2], texts[1::2])] if pairs else texts
+        for title, labels in zip(titles, answers):
+            print(title)
+            if is_ours and [name for name, _ in labels] == ["value"]:
+                print(f"  {labels[0][1]:.3f}")
+            elif labels:
+                print_bars(labels[:self.top] if task == "text-classification" else labels)
+
 def print_bars(words: list[tuple[str, float]]):
     "Print words with their probabilities, as numbers and as bars of at most 40 characters."
     width = max(len(word) for word, _ in words)
     for word, probability in words:
         bar = "█" * round(40 * probability)
         print(f"  {word:{width}} {probability:6.1%}  {bar}".rstrip())
+
+# %% ../nbs/18_cli.ipynb #7d83241e
+LabelFile = Positional[Annotated[Path, arg(metavar="[TABLE]", help=(
+    "CSV file with a header, and a text and its label in each row."))]]
+
+TextColumns = Annotated[tuple[str, ...], arg(
+    metavar="COLUMN ...", help_behavior_hint="(default: guessed by their names)", help=(
+    "Column of texts, or two for pairs of texts."))]
+
+LabelColumn = Annotated[str, arg(
+    metavar="COLUMN", help_behavior_hint="(default: guessed by its name)", help=(
+    "Column of labels."))]
+
+LabelKind = Annotated[Literal["auto", "classes", "numbers"], arg(help=(
+    "What labels are: classes, numbers to predict, or what they look like."))]
+
+ClassifierName = Annotated[str, arg(
+    metavar="NAME", help_behavior_hint="(default: that of the table)", help=(
+    "Name of the classifier's folder in the run's folder."))]
+
+@dataclass
+class Finetune(OnRun):
+    """Fine-tune a run's model on a table of your own texts and labels, score it on rows that are
+    held back, and export the classifier. The same command again goes on, or prints the result."""
+    table: LabelFile = Path("labels.csv")
+    text: TextColumns = ()
+    label: LabelColumn = ""
+    kind: LabelKind = "auto"
+    name: ClassifierName = ""
+    epochs: int = 0  # Passes over the rows; 0: the recipe's, or more for a small table.
+    seed: int = 0    # Seed of the new weights, the order of rows, and which are held back.
+
+    def main(self):
+        if self.epochs < 0 or self.seed < 0:
+            raise UserError("--epochs and --seed: give whole numbers, 0 or more")
+        run = chapters.run.load_run(self.folder, self.data_dir)
+        labels = chapters.labels.read_labels(self.table, self.text, self.label, self.kind)
+        print(labels.describe())
+        found = chapters.labels.finetune(run, labels, self.name, self.epochs, self.seed)
+        print(f"\n{found._repr_markdown_()}\n\nreport: {found.folder / 'report.md'}\n"
+              f"classifier: {found.folder / 'export'}")
 
 # %% ../nbs/18_cli.ipynb #db45d610
 Action = Positional[Annotated[Literal["list", "show", "fields", "diff"], arg(help=(
@@ -623,7 +724,8 @@ DESCRIPTION = """Train a language model from scratch within a budget, and measur
 `cram COMMAND --help` explains the options of a command."""
 
 COMMANDS = dict(run=RunAll, plan=PlanSizes, data=Data, pretrain=Pretrain, glue=Glue, report=Report,
-                export=Export, predict=Predict, recipes=Recipes, bench=Bench, lab=Lab)
+                export=Export, predict=Predict, finetune=Finetune,
+                recipes=Recipes, bench=Bench, lab=Lab)
 
 def parse(argv: list[str]) -> object:
     "The command that `argv` asks for, with its options; a mistake is an error of one line."

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['SHUFFLE_SEED', 'ORDERS', 'DEDUP_CHUNKS', 'SHUFFLED_CHUNKS', 'TOKEN_FIELDS', 'CorpusConfig', 'first_copies',
-           'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'Encoder', 'encoder', 'tokenise',
-           'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'token_type', 'segments', 'random',
-           'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy', 'clean_chunk',
-           'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup', 'positions_by_chunk', 'count_chunk',
+           'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'fitted_config', 'Encoder', 'encoder',
+           'tokenise', 'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'token_type', 'segments',
+           'random', 'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy',
+           'clean_chunk', 'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup', 'positions_by_chunk', 'count_chunk',
            'sampled_tokenizer', 'token_columns', 'tokenise_chunk', 'fill_tokens', 'translate_chunk', 'fill_adopted',
            'chunk_tokens', 'chosen_tokens', 'shuffled_tokens', 'grams_of', 'overlap_chunk', 'overlaps',
            'choose_documents', 'token_counts', 'sort_shards', 'write_probes', 'training_tokens', 'rows_per_shard',
            'write_packed', 'write_corpus', 'settings_of', 'corpus_key', 'build_corpus', 'permutation', 'Corpus',
-           'documents_identity', 'get_corpus', 'spread_rows', 'statistics', 'draw']
+           'documents_identity', 'vocabulary_note', 'get_corpus', 'spread_rows', 'statistics', 'draw']
 
 # %% ../nbs/03_corpus.ipynb #c82fc6f6
 import hashlib, itertools, json
@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from .budget import UserError
 from .data import (Grams, batches, cache_dir, clean_batch, compressible, deduplicate,
-    source_identity, source_parts, source_tokenizer)
+    full_source, source_identity,
+    source_notes, source_parts, source_tokenizer)
 from .options import check_options, option
 from .stages import (ENGINES, SCHEMA, SHARD_BYTES, Local, Ray, ShardedArray, StageTable,
     add_rates, atomic_write, base_name, cached_stage, chunk_paths, damaged, file_checksum,
@@ -95,12 +96,17 @@ def check_normalizer(name: str, words: list[str], counts: np.ndarray):
     deleted = int((deleted_characters(NORMALIZERS[name](), words) * counts).sum())
     if deleted > 0.05 * total:
         raise UserError(f"the normaliser {name!r} would delete {deleted / total:.0%} of the "
-                        "characters; set normalizer to 'unicode'")
+                        "characters; keep them with --set corpus.normalizer=unicode")
 
 def corpus_tokenizer(counts: Counter, config: CorpusConfig) -> Tokenizer:
     "Train the tokenizer of a corpus on the counts of the words in a sample of its text."
     check_normalizer(config.normalizer, list(counts), np.array(list(counts.values())))
-    return train_tokenizer(counts, config.vocab_size, config.tokenizer, config.normalizer)
+    return train_tokenizer(
+        counts, config.vocab_size, config.tokenizer, config.normalizer, or_fewer=True)
+
+def fitted_config(config: CorpusConfig, tokenizer: Path) -> CorpusConfig:
+    "The configuration with the size that the vocabulary of its tokenizer.json really has."
+    return replace(config, vocab_size=Tokenizer.from_file(str(tokenizer)).get_vocab_size())
 
 # %% ../nbs/03_corpus.ipynb #2cb216db
 class Encoder:
@@ -118,13 +124,14 @@ class Encoder:
         [texts]: the number of its tokens, and what the filter counts for it."""
         if len(self.table.numbers) > self.max_words:
             self.clear()
-        words, ends = self.table.number(texts)  # a number for each word; where each text ends
+        # A number for each word; the words of text t are those from bounds[t] to bounds[t + 1].
+        words, bounds = self.table.number(texts)
         num_known = len(self.pieces.lengths)
         new_words = itertools.islice(self.table.numbers, num_known, None)
         self.pieces.extend(list(new_words))
         def per_text(per_word: np.ndarray) -> np.ndarray:
             sums = np.cumsum(per_word[words])
-            return np.diff(np.r_[0, sums][ends])
+            return np.diff(np.r_[0, sums][bounds])
         lengths, costs = per_text(self.pieces.lengths), per_text(self.pieces.costs)
         return self.pieces.gather(words), lengths, costs
 
@@ -153,14 +160,19 @@ def split_documents(fingerprints: np.ndarray, sizes: np.ndarray, heldout: float,
     """Which documents train (0), are held out (1) or feed the probes (2), int8 [documents].
 
     `heldout` and `probe` are shares of the characters, at most `most` characters each. The
-    documents with the smallest fingerprints are chosen, so that a change in other documents
-    changes the split of few.
+    documents with the smallest fingerprints are chosen, those of moderate size first, so that a
+    change in other documents changes the split of few.
     """
     num_held, num_probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     median = np.median(sizes)
     large = sizes > max(num_held / 4, num_probed / 4, median)  # much of a share by themselves
-    order = np.lexsort((fingerprints, large))                  # large ones last
-    order = order[sizes[order] <= max(num_held, num_probed, median)]  # the largest always train
+
+    # Documents that may be chosen, first come first: small ones before large ones, and within
+    # both by fingerprint. The largest are not among them: they always train.
+    by_fingerprint = np.argsort(fingerprints, kind="stable")
+    order = by_fingerprint[np.argsort(large[by_fingerprint], kind="stable")]
+    order = order[sizes[order] <= max(num_held, num_probed, median)]
+
     before = np.cumsum(sizes[order]) - sizes[order]  # characters in documents that come first
     split = np.zeros(len(fingerprints), np.int8)
     split[order] = np.select([before < num_held, before < num_held + num_probed], [1, 2])
@@ -362,6 +374,7 @@ def fill_tokens(folder: Path, table: StageTable, workers: Local | Ray, text: Pat
                 config: CorpusConfig, progress: bool = True):
     "Stage tokens: train the tokenizer, then write one chunk of tokens for each chunk of text."
     sampled_tokenizer(folder / "tokenizer.json", text, config, workers, table)
+    config = fitted_config(config, folder / "tokenizer.json")
     existing = {base_name(path) for path in chunk_paths(folder)}
     missing = [path for path in chunk_paths(text) if base_name(path) not in existing]
     results = workers.map(tokenise_chunk, [(path, folder, config) for path in missing])
@@ -479,8 +492,8 @@ def choose_documents(text: Path, tokens: Path, config: CorpusConfig, avoid: list
     add_to_table("filter")
     if len(kept) < 3:
         raise UserError(f"the filter leaves {len(kept)} of {num_unique} documents at "
-                        f"{config.filter_threshold} tokens a character; raise filter_threshold, "
-                        "or set it to 0")
+                        f"{config.filter_threshold} tokens a character; keep all of them "
+                        "with --set corpus.filter_threshold=0")
     report = {}
     if avoid and text != tokens:  # a source of token ids has no text to compare
         overlap = overlaps(text, kept, avoid, folder, workers) > 0
@@ -546,36 +559,38 @@ def write_corpus(folder: Path, text: Path, tokens: Path, config: CorpusConfig, i
 
     `text` and `tokens` are the folders of the stages before, `stages` their tables.
     """
+    config = fitted_config(config, tokens / "tokenizer.json")
     dtype, length = token_type(config.vocab_size), config.seq_length
     shard_rows = rows_per_shard(config)
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer.json"))
 
-    def make(folder: Path) -> dict:
+    def make(target: Path) -> dict:
         table = StageTable()
-        kept, split, overlap = choose_documents(text, tokens, config, avoid, folder, workers, table)
+        kept, split, overlap = choose_documents(text, tokens, config, avoid, target, workers, table)
         train, heldout, probes = (kept[split == part] for part in (0, 1, 2))
         characters = read_column(text, "characters")[train].sum()
 
         packed = "train" if config.order == "random" else "packed"
-        counts = write_packed(folder, packed, training_tokens(text, tokens, train), config)
-        heldout_counts = write_packed(folder, "heldout", chosen_tokens(tokens, heldout), config)
+        counts = write_packed(target, packed, training_tokens(text, tokens, train), config)
+        heldout_counts = write_packed(target, "heldout", chosen_tokens(tokens, heldout), config)
         num_train, num_heldout = int(counts.sum()) // length, int(heldout_counts.sum()) // length
         if not num_train or not num_heldout:
             raise UserError(f"the text is too short: {num_train} rows of {length} tokens to train "
-                            f"on, {num_heldout} to hold out; give more text")
+                            f"on, {num_heldout} to hold out; give more text, or hold out more of "
+                            "it with --set corpus.heldout=0.1")
         table.add("pack", len(train), characters, tokens=num_train * length)
 
         if config.order != "random":
-            sort_shards(folder, config.order, tokenizer, counts, length, dtype, shard_rows)
+            sort_shards(target, config.order, tokenizer, counts, length, dtype, shard_rows)
             table.add("order", len(train), characters, tokens=num_train * length)
-        write_probes(folder / "probe.jsonl", text, probes, tokenizer)
-        save_tokenizer(tokenizer, folder, length)
+        write_probes(target / "probe.jsonl", text, probes, tokenizer)
+        save_tokenizer(tokenizer, target, length)
 
-        files = {name: dict(file=name, sha256=file_checksum(folder / name))
+        files = {name: dict(file=name, sha256=file_checksum(target / name))
                  for name in ("tokenizer.json", "probe.jsonl")}
         for name, num_sequences in (("train", num_train), ("heldout", num_heldout)):
-            files[name] = shards_entry(folder, name, [num_sequences, length], dtype, shard_rows)
-        for path in shard_paths(folder, "packed"):
+            files[name] = shards_entry(target, name, [num_sequences, length], dtype, shard_rows)
+        for path in shard_paths(target, "packed"):
             path.unlink()
         return dict(schema=SCHEMA, identity=identity, config=asdict(config),
                     stages=add_rates([*stages, *table]), files=files, overlap=overlap,
@@ -690,6 +705,14 @@ def documents_identity(docs: list[dict]) -> dict:
     checksum = hashlib.sha256(json.dumps(docs).encode()).hexdigest()
     return dict(source="documents", count=len(docs), sha256=checksum)
 
+def vocabulary_note(corpus: Corpus, config: CorpusConfig) -> str:
+    "The line for a text that does not fill the vocabulary; '' if it does."
+    size = corpus.tokenizer.get_vocab_size()
+    if size == config.vocab_size:
+        return ""
+    return (f"the text yields {size:,} pieces, too few for a vocabulary of {config.vocab_size:,}: "
+            f"the vocabulary has {size:,}")
+
 def get_corpus(source: str | list[dict],       # source string, or dicts of text, id and source
                config: CorpusConfig,           # what it becomes
                data_dir: Path | None = None,   # where corpora are kept; default: cache folder
@@ -698,6 +721,7 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
                avoid: Iterable[str] = ()) -> Corpus:  # sentences of tasks, to be compared with
     "The corpus of a source: built once, then found again by the hash of what it depends on."
     if isinstance(source, str):
+        source = full_source(source)
         identity, tokenizer = source_identity(source), source_tokenizer(source)
     else:
         identity, tokenizer = documents_identity(source), None
@@ -713,12 +737,18 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
         if isinstance(engine, str) and engine not in ENGINES:
             raise UserError(f"engine {engine!r}: there are {', '.join(ENGINES)}")
         if isinstance(source, str):
+            notes = source_notes(source) if progress else []
             parts = source_parts(source, progress)
+            for note in notes:
+                tqdm.write(note)
         else:
             parts = [partial(iter, source)]
         with ENGINES[engine]() if isinstance(engine, str) else engine as workers:
             build_corpus(root, identity, parts, config, avoid, workers, progress, tokenizer)
-    return Corpus(folder)
+    corpus = Corpus(folder)
+    if progress and (note := vocabulary_note(corpus, config)):
+        tqdm.write(note)
+    return corpus
 
 # %% ../nbs/03_corpus.ipynb #00722681
 def spread_rows(corpus: Corpus, most: int = 20_000) -> np.ndarray:

@@ -267,8 +267,13 @@ def view_texts(row: tuple, always_pairs: bool, pairs: str) -> list[str | tuple[s
     first, second, _ = row
     if second is None:
         return [(first, "")] if always_pairs else [first]
-    joint, apart = [(first, second)], [first, second]
-    return {"joint": joint, "apart": apart, "both": joint + apart}[pairs]
+    if pairs == "joint":
+        return [(first, second)]
+    if pairs == "apart":
+        return [first, second]
+    if pairs == "both":
+        return [(first, second), first, second]
+    raise ValueError(f"pairs {pairs!r}: choose one of joint, apart, both")
 
 def encode(tokenizer: Tokenizer, rows: list[tuple], max_length: int,
            always_pairs: bool = False, pairs: str = "joint") -> list[Views]:

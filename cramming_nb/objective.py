@@ -39,13 +39,14 @@ def row_hash(seed: int, epochs: Tensor, rows: Tensor) -> Tensor:
     "One 32-bit number for each (seed, epoch, row), int64 [B]."
     h = mix(torch.full_like(rows, seed & 0xFFFFFFFF))
     for part in (epochs, rows & 0xFFFFFFFF, rows >> 32):
-        h = mix(h ^ mix(part + 0x9E3779B9 & 0xFFFFFFFF))
+        h = mix(h ^ mix((part + 0x9E3779B9) & 0xFFFFFFFF))
     return h
 
-def position_hash(row: Tensor, length: int, stream: int) -> Tensor:
+def position_hash(row_hashes: Tensor, length: int, stream: int) -> Tensor:
     "One 32-bit number for each position, int64 [B, length], of row hashes [B]; one set a stream."
-    positions = torch.arange(length, device=row.device)
-    return mix(row[:, None] ^ mix(positions + (stream + 1) * 0x3C6EF372 & 0xFFFFFFFF))
+    positions = torch.arange(length, device=row_hashes.device)
+    salted = (positions + (stream + 1) * 0x3C6EF372) & 0xFFFFFFFF
+    return mix(row_hashes[:, None] ^ mix(salted))
 
 # %% ../nbs/06_objective.ipynb #b661005d
 def num_predicted(config: ObjectiveConfig, length: int) -> int:
@@ -74,14 +75,15 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     [B, k], and weights [B, k]: 1, or 0 where a position does not count.
     """
     length, k = ids.shape[1], num_predicted(config, ids.shape[1])
-    row = row_hash(seed, epochs, rows)
+    row_hashes = row_hash(seed, epochs, rows)
     special = ids < len(SPECIAL_TOKENS)
 
     # 1. The k positions with the smallest random numbers; special tokens come last.
-    number = position_hash(row, length, 0) + (special.long() << 32)
-    tie_break = torch.arange(length, device=ids.device)
-    number, positions = (number * length + tie_break).sort(1)
-    number, positions = number[:, :k] // length, positions[:, :k]
+    numbers = position_hash(row_hashes, length, 0) + (special.long() << 32)
+    # No two keys are equal: ties go to the earlier position, on every device.
+    keys = numbers * length + torch.arange(length, device=ids.device)
+    sorted_keys, positions = keys.sort(1)
+    chosen_numbers, positions = sorted_keys[:, :k] // length, positions[:, :k]
     original = ids.gather(1, positions)
 
     # 2. What the model sees there: [MASK], a random token, or the original one.
@@ -91,19 +93,19 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
         becomes_mask = rank < num_masked
         becomes_random = (rank >= num_masked) & (rank < num_masked + num_random)
     else:
-        share = position_hash(row, length, 1).gather(1, positions)
+        share = position_hash(row_hashes, length, 1).gather(1, positions)
         becomes_mask, becomes_random = share < 0.8 * 2**32, share >= 0.9 * 2**32
     if not config.keep_random:
         becomes_mask = torch.ones_like(becomes_mask)
     num_ordinary = vocab_size - len(SPECIAL_TOKENS)
-    random_token = position_hash(row, length, 2).gather(1, positions) % num_ordinary
+    random_token = position_hash(row_hashes, length, 2).gather(1, positions) % num_ordinary
     random_token = random_token + len(SPECIAL_TOKENS)
     seen = torch.where(becomes_random, random_token, original)
     seen = torch.where(becomes_mask, MASK, seen)
 
     # 3. The positions that count; the others keep their token.
     limit = 1 << 32 if config.exact else int(config.mlm_probability * 2**32)
-    counted = number < limit
+    counted = chosen_numbers < limit
     masked = ids.scatter(1, positions, torch.where(counted, seen, original))
     return masked, positions, original, counted.float()
 

@@ -6,8 +6,8 @@
 __all__ = ['Groups', 'OPTIMIZERS', 'AVERAGES', 'BertAdam', 'OptimizerConfig', 'parameter_groups', 'decay_cautiously',
            'master_weights', 'copy_weights', 'flat_buffer', 'move_gradients', 'scale_and_clip', 'with_decay', 'adamw',
            'bert_adam', 'adam_l2', 'muon', 'from_package', 'step_unless', 'LossScale', 'EMA', 'LAWA',
-           'schedule_free_weights', 'weight_names', 'named_states', 'load_named_states', 'serialize', 'deserialize',
-           'text_to_tensor', 'tensor_to_text', 'Float32Optimizer', 'Optimizer', 'evaluation_weights']
+           'schedule_free_weights', 'Float32Optimizer', 'Optimizer', 'evaluation_weights', 'weight_names',
+           'named_states', 'load_named_states', 'serialize', 'deserialize', 'text_to_tensor', 'tensor_to_text']
 
 # %% ../nbs/07_optimizer.ipynb #af91b991
 import json
@@ -151,7 +151,9 @@ def scale_and_clip(grads: list[Tensor], scale: Tensor | float, limit: float) -> 
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) * scale
     if limit:
         scale = scale * (limit / (norm + 1e-6)).clamp(max=1.0)
-    if limit or device_of(grads[0]).runs_ahead or scale != 1:  # to ask a GPU is to wait for it
+    # `scale != 1` has to read a number. A GPU works behind the program (`runs_ahead`), so reading
+    # would mean waiting for it. There the gradients are multiplied without asking.
+    if limit or device_of(grads[0]).runs_ahead or scale != 1:
         torch._foreach_mul_(grads, scale)
     return norm
 
@@ -215,10 +217,11 @@ OPTIMIZERS = {
 @torch.no_grad()
 def step_unless(overflow: Tensor, optimizer: torch.optim.Optimizer):
     "Take a step of a torch optimizer; if `overflow`, a scalar, is true, weights stay as they were."
-    if optimizer.defaults.get("fused"):
+    if optimizer.defaults.get("fused"):  # torch's kernel looks at `found_inf` itself
         optimizer.found_inf, optimizer.grad_scale = overflow.float(), None
         optimizer.step()
         return
+
     weights = [w for group in optimizer.param_groups for w in group["params"]]
     grads = [w.grad for w in weights]
     before = [w.detach().clone() for w in weights]
@@ -245,9 +248,9 @@ class LossScale:
         if not self.enabled:
             return
         counted = (self.finite_steps + 1) % self.growth_interval
+        doubles = ~overflow & (counted == 0)
         self.finite_steps = torch.where(overflow, 0.0, counted)
-        growth = torch.where(self.finite_steps == 0, 2.0, 1.0)
-        self.value *= torch.where(overflow, 0.5, growth)
+        self.value *= torch.where(overflow, 0.5, torch.where(doubles, 2.0, 1.0))
 
 # %% ../nbs/07_optimizer.ipynb #07972b51
 class EMA:
@@ -302,60 +305,6 @@ def schedule_free_weights(
         optimizer.train()  # computes the training weights back, with rounding errors
     torch._foreach_copy_(masters, training_weights)  # so the exact ones are restored
     return averages
-
-# %% ../nbs/07_optimizer.ipynb #5bcdc100
-def weight_names(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
-    "Names of weights in the order in which a torch optimizer numbers them."
-    names = {weight: name for name, weight in named.items()}
-    return [names[weight] for group in optimizer.param_groups for weight in group["params"]]
-
-def named_states(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, dict]:
-    "What a torch optimizer keeps for its weights: by kind, such as exp_avg, then by name."
-    names, found = weight_names(optimizer, named), {}
-    for number, values in optimizer.state_dict()["state"].items():
-        for kind, value in values.items():
-            found.setdefault(kind, {})[names[number]] = value
-    return found
-
-def load_named_states(optimizer: torch.optim.Optimizer, named: dict[str, Tensor],
-                      states: dict[str, dict], groups: list[dict]):
-    "Restore what `named_states` gave, and the groups of a torch optimizer."
-    by_number = {}
-    for number, name in enumerate(weight_names(optimizer, named)):
-        values = {kind: by_name[name] for kind, by_name in states.items() if name in by_name}
-        if values:
-            by_number[number] = values
-    optimizer.load_state_dict(dict(state=by_number, param_groups=groups))
-
-# %% ../nbs/07_optimizer.ipynb #18ed8fd6
-def serialize(value: object, name: str, tensors: dict[str, Tensor]) -> object:
-    "`value` as JSON can hold it; its tensors are put into `tensors` under `name` and their place."
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach()
-        return dict(tensor=name)
-    if isinstance(value, dict):
-        return {key: serialize(part, f"{name}.{key}", tensors) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [serialize(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
-    return value
-
-def deserialize(value: object, tensors: dict[str, Tensor], device: torch.device) -> object:
-    "What `serialize` was given, with copies of its tensors on a device; tuples come back as lists."
-    if isinstance(value, dict) and set(value) == {"tensor"}:
-        return tensors[value["tensor"]].to(device, copy=True)
-    if isinstance(value, dict):
-        return {key: deserialize(part, tensors, device) for key, part in value.items()}
-    if isinstance(value, list):
-        return [deserialize(part, tensors, device) for part in value]
-    return value
-
-def text_to_tensor(text: str) -> Tensor:
-    "A text as the tensor of its bytes, uint8 [N]."
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-def tensor_to_text(tensor: Tensor) -> str:
-    "The text whose bytes a tensor [N] holds."
-    return bytes(tensor.tolist()).decode()
 
 # %% ../nbs/07_optimizer.ipynb #a674105b
 class Float32Optimizer:
@@ -498,3 +447,60 @@ def evaluation_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     averaged = any(name.startswith("average.") for name in tensors)
     kind = "average." if averaged else "master."
     return {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)}
+
+# %% ../nbs/07_optimizer.ipynb #5bcdc100
+def weight_names(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
+    "Names of weights in the order in which a torch optimizer numbers them."
+    names = {weight: name for name, weight in named.items()}
+    return [names[weight] for group in optimizer.param_groups for weight in group["params"]]
+
+def named_states(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, dict]:
+    "What a torch optimizer keeps for its weights: by kind, such as exp_avg, then by name."
+    names, found = weight_names(optimizer, named), {}
+    for number, values in optimizer.state_dict()["state"].items():
+        for kind, value in values.items():
+            found.setdefault(kind, {})[names[number]] = value
+    return found
+
+def load_named_states(optimizer: torch.optim.Optimizer, named: dict[str, Tensor],
+                      states: dict[str, dict], groups: list[dict]):
+    "Restore what `named_states` gave, and the groups of a torch optimizer."
+    by_number = {}
+    for number, name in enumerate(weight_names(optimizer, named)):
+        values = {kind: by_name[name] for kind, by_name in states.items() if name in by_name}
+        if values:
+            by_number[number] = values
+    optimizer.load_state_dict(dict(state=by_number, param_groups=groups))
+
+# %% ../nbs/07_optimizer.ipynb #18ed8fd6
+def serialize(value: object, name: str, tensors: dict[str, Tensor]) -> object:
+    "`value` as JSON can hold it; its tensors are put into `tensors` under `name` and their place."
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        by_columns = value.dim() == 2 and not value.is_contiguous() and value.mT.is_contiguous()
+        return dict(tensor=name, columns=True) if by_columns else dict(tensor=name)
+    if isinstance(value, dict):
+        return {key: serialize(part, f"{name}.{key}", tensors) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [serialize(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
+    return value
+
+def deserialize(value: object, tensors: dict[str, Tensor], device: torch.device) -> object:
+    "What `serialize` was given, with copies of its tensors on a device; tuples come back as lists."
+    if isinstance(value, dict) and "tensor" in value:
+        copy = tensors[value["tensor"]].to(device, copy=True)
+        # SOAP's matrices lie in memory by columns; a product of others may round differently.
+        return copy.mT.contiguous().mT if value.get("columns") else copy
+    if isinstance(value, dict):
+        return {key: deserialize(part, tensors, device) for key, part in value.items()}
+    if isinstance(value, list):
+        return [deserialize(part, tensors, device) for part in value]
+    return value
+
+def text_to_tensor(text: str) -> Tensor:
+    "A text as the tensor of its bytes, uint8 [N]."
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+def tensor_to_text(tensor: Tensor) -> str:
+    "The text whose bytes a tensor [N] holds."
+    return bytes(tensor.tolist()).decode()

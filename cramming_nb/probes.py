@@ -113,7 +113,8 @@ def probe_tasks(docs: list[dict], train: int = 1000, dev: int = 500,
     docs = [doc for doc in docs if len(sentences(doc["text"])) >= 3]
     if len(docs) < 8:
         raise UserError(f"{len(docs)} probe documents have three sentences or more; probe tasks "
-                        "need 8: give more text, or --glue-dir, or leave fine-tuning out with "
+                        "need 8: set more of the text aside for them with --set corpus.probe=0.2, "
+                        "or give more text, or --glue-dir, or leave fine-tuning out with "
                         "--finetune-seeds 0")
     for_train = [doc for number, doc in enumerate(docs) if number % 4]
     for_dev = docs[::4]

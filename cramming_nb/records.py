@@ -276,8 +276,8 @@ class Table:
         rules = "".join("--:|" if number else "---|" for number in self.numeric())
         return "\n".join([lines[0], f"|{rules}", *lines[1:]])
 
-    def _repr_html_(self):
-        return self.to_html()
+    def _repr_markdown_(self):
+        return self.to_markdown()
 
 # %% ../nbs/13_records.ipynb #cf5c5900
 @dataclass

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'locked', 'dev_sentences', 'corpus_of', 'corpus_trained_on',
-           'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run', 'add_results', 'write_reports', 'whole_sentence',
-           'masked_samples', 'provenance_of', 'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning',
-           'add_finetuning', 'execute']
+           'with_vocabulary_of', 'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run', 'add_results', 'write_reports',
+           'whole_sentence', 'masked_samples', 'provenance_of', 'predicted_loss', 'finish', 'scores_of', 'summary',
+           'needs_finetuning', 'add_finetuning', 'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -19,14 +19,14 @@ from .architecture import flops_per_token
 from .budget import Budget, UserError, rule_breaches, rules_label
 from .checkpoint import lock, write_text
 from .corpus import Corpus, get_corpus
-from .data import cache_dir
+from .data import cache_dir, full_source
 from .distributed import ProcessGroup
 from .export import export_model, fill_mask, load_model
 from .finetuning import evaluate
 from .glue import PROTOCOLS, TaskData, load_glue
 from .hardware import DTYPES, Hardware, matrix_rate
 from .probes import PROBES, probe_tasks
-from .recipes import Recipe, diff, load_recipe
+from .recipes import Recipe, change, diff, load_recipe
 from .records import RunRecord, environment, plan_line, record_key, report
 from .scores import ScoreTable
 from .training import Trainer, estimated_seconds, pretrain, should_compile
@@ -48,9 +48,11 @@ class Run:
     snapshots: tuple[float, ...] = ()  # fractions of the budget whose checkpoints are kept
     tensorboard: bool = False        # write the log for TensorBoard, too
     plan: str = ""                   # JSON of the plan that chose the recipe, chapter 17a
+    asked_vocab_size: int = 0        # of the recipe, where its text fills fewer pieces; else 0
     group: ProcessGroup = field(default_factory=ProcessGroup)  # the processes of this run
 
     def __post_init__(self):
+        object.__setattr__(self, "source", full_source(self.source))
         Budget.parse(self.budget)
         if not isinstance(self.seed, int) or self.seed < 0:
             raise UserError(f"seed {self.seed}: give a whole number, 0 or more")
@@ -78,6 +80,7 @@ def load_run(folder: Path, data_dir: Path | None = None, **options: object) -> R
     try:
         values = json.loads(path.read_text())
         source, budget, seed = values["source"], values["budget"], values["seed"]
+        options["asked_vocab_size"] = values.get("asked_vocab_size", 0)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); put it back, "
                         f"or delete {folder} and run again") from None
@@ -90,7 +93,10 @@ def has_started(run: Run) -> bool:
     if not started:
         return False
     existing = load_run(run.folder)
-    changes = diff(existing.recipe, run.recipe)
+    recipe = existing.recipe
+    if existing.asked_vocab_size == run.recipe.corpus.vocab_size:
+        recipe = change(recipe, {"corpus.vocab_size": existing.asked_vocab_size})
+    changes = diff(recipe, run.recipe)
     for name in ("source", "budget", "seed"):
         old, new = getattr(existing, name), getattr(run, name)
         if old != new:
@@ -120,6 +126,8 @@ def locked(run: Run, corpus: Corpus) -> Iterator[None]:
         if not has_started(run):
             values = dict(source=run.source, budget=run.budget, seed=run.seed,
                           rows=checksum)
+            if run.asked_vocab_size:
+                values["asked_vocab_size"] = run.asked_vocab_size
             if run.plan:
                 write_text(run.folder / "plan.json", run.plan)
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
@@ -149,12 +157,20 @@ def corpus_of(run: Run, tasks: dict[str, TaskData] | None = None) -> Corpus:
 
 def corpus_trained_on(run: Run) -> Corpus:
     "The corpus whose sequences the run was trained on; it is built again if it is gone."
-    rows = json.loads((run.folder / "run.json").read_text()).get("rows")
+    checksum = json.loads((run.folder / "run.json").read_text()).get("rows")  # of the sequences
     cache = Path(run.data_dir or cache_dir())
     for manifest in sorted(cache.glob("corpus-*/manifest.json")):
-        if rows and rows in manifest.read_text():
+        if checksum and checksum in manifest.read_text():
             return Corpus(manifest.parent)
     return corpus_of(run)
+
+def with_vocabulary_of(corpus: Corpus, run: Run) -> Run:
+    "The run with the vocabulary of its corpus, which is smaller where the text fills no more."
+    asked, size = run.recipe.corpus.vocab_size, corpus.tokenizer.get_vocab_size()
+    if size == asked:
+        return run
+    recipe = change(run.recipe, {"corpus.vocab_size": size})
+    return replace(run, recipe=recipe, asked_vocab_size=asked)
 
 # %% ../nbs/16_run.ipynb #65702bde
 def hardware_of(run: Run) -> Hardware:
@@ -210,6 +226,7 @@ def glue_run(
         raise UserError(f"protocol {protocol!r}: choose one of {', '.join(PROTOCOLS)}")
     chosen = PROTOCOLS[protocol] if protocol else run.recipe.protocol
     tokenizer = str(corpus.folder / "tokenizer.json")
+    # Runs with different seeds share no fine-tuning seed.
     seeds = range(1000 * run.seed, 1000 * run.seed + run.finetune_seeds)
     tuned = evaluate(tasks, run.recipe.architecture, run.folder / "checkpoints", tokenizer, chosen,
                      run.folder / "glue", hardware_of(run), seeds, baseline, run.progress)
@@ -251,9 +268,10 @@ def write_reports(records: list[RunRecord], *paths: Path):
 # %% ../nbs/16_run.ipynb #a0a2f202
 def whole_sentence(text: str) -> str:
     "The first whole sentence of 40 to 120 characters without special tokens; '' if there is none."
-    begin = r"(?<=\. )"          # behind a full stop and a space
-    body = r"[^.\[\]]{40,120}"   # neither a full stop nor a bracket, as in [SEP]
-    sentence = re.search(begin + body + r"\.", text)
+    two_words = r"[^\W\d_]+ [^\W\d_]+"            # of letters only
+    begin = rf"(?<=\. )(?={two_words})"           # behind a full stop and a space
+    body = r"[^.\[\]]{40,120}"                    # no full stop, no bracket as in [SEP]
+    sentence = re.search(rf"{begin}{body}\.(?= {two_words})", text)
     return sentence[0] if sentence else ""
 
 def masked_samples(corpus: Corpus, count: int = 6) -> list[str]:
@@ -341,7 +359,7 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
     "Whether a finished run lacks some of the fine-tuning that is asked for."
     if record.pretraining.get("stopped"):
         return False
-    done = Counter()  # seeds by task
+    done = Counter()  # seeds by task; scores on rows that have changed since do not count
     for result in record.results:
         task = result["task"]
         same_rows = task not in glue or result.get("data") == glue[task].digest
@@ -357,6 +375,7 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
 def add_finetuning(run: Run, glue: dict[str, TaskData]) -> RunRecord:
     "Do the fine-tuning that a finished run lacks, and return the record with its results."
     corpus = corpus_trained_on(run)
+    run = with_vocabulary_of(corpus, run)
     with locked(run, corpus):
         glue_run(run, corpus, tasks_of(run, corpus, glue))  # puts the results into the record
     return RunRecord.read(run.folder / "record.json")
@@ -372,6 +391,7 @@ def execute(run: Run) -> RunRecord:
             return record
         return add_finetuning(run, glue)
     corpus = corpus_of(run, glue)
+    run = with_vocabulary_of(corpus, run)
     tasks = tasks_of(run, corpus, glue) if run.finetune_seeds else {}
     with locked(run, corpus):
         pretraining = pretrain_run(run, corpus)

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['ENGINES', 'SCHEMA', 'STAGE_COLUMNS', 'SHARD_BYTES', 'SEQUENCES_AT_ONCE', 'file_checksum', 'remove', 'remove_partial',
            'atomic_write', 'sync', 'write_text', 'Busy', 'acquire', 'was_deleted', 'lock', 'exit_with_parent',
-           'LostWorker', 'Local', 'run_pickled_job', 'Ray', 'damaged', 'numbered_files', 'chunk_paths', 'base_name',
-           'verified', 'write_chunk', 'read_chunk', 'read_column', 'read_manifest', 'run_stage', 'stage_key',
-           'StageTable', 'cached_stage', 'add_rates', 'stages_as_markdown', 'missing_batches', 'write_part',
-           'read_parts', 'write_batches', 'shard_paths', 'split_at_shards', 'write_shards', 'ShardedArray',
-           'shards_entry', 'open_shards', 'read_shards', 'gather_sequences']
+           'usable_cores', 'LostWorker', 'Local', 'run_pickled_job', 'Ray', 'damaged', 'numbered_files', 'chunk_paths',
+           'base_name', 'verified', 'write_chunk', 'read_chunk', 'read_column', 'read_manifest', 'run_stage',
+           'stage_key', 'StageTable', 'cached_stage', 'add_rates', 'stages_as_markdown', 'missing_batches',
+           'write_part', 'read_parts', 'write_batches', 'shard_paths', 'split_at_shards', 'write_shards',
+           'ShardedArray', 'shards_entry', 'open_shards', 'read_shards', 'gather_sequences']
 
 # %% ../nbs/00a_storage.ipynb #6d215f9a
 import fcntl, hashlib, itertools, json, multiprocessing, os, pickle, platform
@@ -131,6 +131,12 @@ def exit_with_parent():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=wait_for_parent, daemon=True).start()
 
+def usable_cores() -> int:
+    "How many cores this process may use; on macOS, which does not tell, all of them."
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 class LostWorker(UserError):
     "A worker process died; what the others finished stays."
 
@@ -140,7 +146,7 @@ class Local:
     A single job runs in the calling process. With a second job a pool is started, and kept.
     """
     def __init__(self, count: int = 0):  # processes; 0: as many as this process may use cores
-        self.count = count or len(os.sched_getaffinity(0))
+        self.count = count or usable_cores()
         self.pool = None
 
     def __enter__(self):

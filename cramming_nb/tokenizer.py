@@ -172,14 +172,15 @@ def with_cls_sep(tokenizer: Tokenizer) -> Tokenizer:
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)])
     return tokenizer
 
-def check_vocab_size(size: int, vocab_size: int):
+def check_vocab_size(size: int, vocab_size: int, or_fewer: bool = False):
     "Refuse a vocabulary whose size is not `vocab_size`, and say what to change."
-    if size < vocab_size:
+    if size < vocab_size and not or_fewer:
         problem = f"the text is too short for a vocabulary of {vocab_size}: it yields {size} pieces"
         raise UserError(f"{problem}; give more text or a smaller vocab_size")
     if size > vocab_size:
         problem = "the characters of this text alone, at the beginning and within a word,"
-        raise UserError(f"{problem} are {size} pieces; give a larger vocab_size than {vocab_size}")
+        raise UserError(f"{problem} are {size} pieces, more than the vocabulary of {vocab_size}; "
+                        f"give a larger vocab_size, such as --set corpus.vocab_size={2 * size}")
 
 # %% ../nbs/02_tokenizer.ipynb #ec24846f
 def train_tokenizer(
@@ -187,6 +188,7 @@ def train_tokenizer(
     vocab_size: int = 32768,                # pieces, special tokens included
     model: str = "wordpiece",               # a name of TOKENIZERS
     normalizer: str = "paper",              # a name of NORMALIZERS
+    or_fewer: bool = False,                 # a text with fewer pieces is no error
 ) -> Tokenizer:
     "Train a tokenizer of exactly `vocab_size` pieces; the special tokens have the ids 0 to 4."
     tokenizer, trainer = TOKENIZERS[model](vocab_size)
@@ -205,7 +207,7 @@ def train_tokenizer(
     tokenizer = only_our_specials(tokenizer)
     tokenizer.normalizer = NORMALIZERS[normalizer]()
     tokenizer.pre_tokenizer = pre_tokenizer
-    check_vocab_size(tokenizer.get_vocab_size(), vocab_size)
+    check_vocab_size(tokenizer.get_vocab_size(), vocab_size, or_fewer)
     return with_cls_sep(tokenizer)
 
 # %% ../nbs/02_tokenizer.ipynb #d39e2c88

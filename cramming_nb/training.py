@@ -402,7 +402,9 @@ class Trainer:
         "The optimizer step at fraction `t`, with the mean gradient over all processes."
         self.gradients.reduce()
         norm = if_it_fits(self.gradients.step, self.schedule.lr(t))
-        if norm is None:  # the first step allocates moments; gradients are scaled, so no second try
+        if norm is None:
+            # The first step allocates the optimizer's means, and there was no memory for them. By
+            # then the gradients have been scaled in place, so the step cannot be tried again.
             raise UserError("the optimizer's state does not fit into the memory of this device; "
                             "choose a smaller training.micro_batch_size or architecture")
         self.norm = norm
@@ -742,6 +744,8 @@ def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
     progress = Progress.read(state)
     trainer.group.require_same(progress.cursor, "checkpoint")
     if tensors:
+        # The salt is for processes that were not there before: they draw new random numbers,
+        # other ones than at the beginning of the run.
         trainer.load(tensors, salt=progress.spent.steps)
         trainer.micro_batch_size = progress.micro_batch_size
         if progress.processes != trainer.group.size:
@@ -1165,7 +1169,7 @@ class TrainingRun:
             if not remaining:
                 break  # the batch is complete
             if self.run_clock.read() >= 1:
-                break  # the budget is spent: update with what is there
+                break  # the budget is spent: no more micro-batches, update with what is there
             if self.run_clock.stop_signal:
                 self.drop_step()
                 return
@@ -1195,7 +1199,7 @@ class TrainingRun:
         "Whether to end: a signal came, the run failed, or the budget is spent and logged."
         if self.run_clock.stop_signal or self.progress.stopped:
             return True
-        is_spent = t >= 1
+        is_spent = t >= 1  # here the budget ends the run
         return is_spent and not self.log.has_news()
 
     def start(self):

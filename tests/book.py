@@ -4,6 +4,7 @@ python tests/book.py run [NAME ...]   execute notebooks in place (all of them, o
 python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
 python tests/book.py verdicts         bring the verdicts that chapters quote up to date with records/ (see lab/claims)
+python tests/book.py address          bring the repository's address in every file up to date with settings.ini
 python tests/book.py docs             build the site in _docs/ with Quarto; a warning is an error
 """
 
@@ -46,9 +47,7 @@ class Author(NotebookClient):
     """Executes a notebook as nbdev_test does: `#| eval: false` and the flags of settings.ini keep their old outputs."""
 
     async def async_execute_cell(self, cell, cell_index, **kwargs):
-        parser = ConfigParser(delimiters=["="])
-        parser.read(ROOT / "settings.ini")
-        flags = "|".join(parser["DEFAULT"]["tst_flags"].split())
+        flags = "|".join(settings()["tst_flags"].split())
         if re.search(rf"^#\|\s*(eval:\s*false|{flags})\b", cell.source, re.M):
             return cell
         return await super().async_execute_cell(cell, cell_index, **kwargs)
@@ -70,6 +69,44 @@ def run(names: list[str]):
         nbdev("clean", "--fname", path)
 
 
+def settings() -> dict[str, str]:
+    """settings.ini, which has the address of the repository and of the site."""
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini", encoding="utf-8")
+    return dict(parser["DEFAULT"])
+
+
+def site() -> str:
+    """The address of the site."""
+    return settings()["doc_host"] + settings()["doc_baseurl"]
+
+
+def badges() -> str:
+    """What README.md shows below its title: the state of the workflows, the licence, and Python."""
+    cfg = settings()
+    actions, shields = f"{cfg['git_url']}/actions/workflows", "https://img.shields.io/badge"
+    licence = cfg["license"].replace("-", "--")
+    shown = {
+        "tests": (f"{actions}/test.yml/badge.svg", f"{actions}/test.yml"),
+        "site": (f"{actions}/docs.yml/badge.svg", site()),
+        f"licence {cfg['license']}": (f"{shields}/licence-{licence}-blue", "LICENSE"),
+        f"Python {cfg['min_python']} or later": (f"{shields}/python-{cfg['min_python']}%2B-blue", "settings.ini"),
+    }
+    pictures = [f"[![{text}]({picture})]({target})" for text, (picture, target) in shown.items()]
+    return "\n".join(pictures)
+
+
+def section_links(source: str) -> str:
+    """The same Markdown with links to a section leading to the site: GitHub opens notebooks at their top."""
+
+    def link(match: re.Match) -> str:
+        folder, name, section = match.groups()
+        page = re.sub(r"^\d+[a-z]*_", "", name)  # as nbdev names pages
+        return f"]({site()}/{folder}{page}.html#{section})"
+
+    return re.sub(r"\]\(((?:\w+/)*)(\w+)\.ipynb#([\w-]+)\)", link, source)
+
+
 def readme() -> dict[str, bytes]:
     """README.md and its images, by file name, as nbs/index.ipynb gives them."""
     nb = nbformat.read(NBS / "index.ipynb", as_version=4)
@@ -83,7 +120,11 @@ def readme() -> dict[str, bytes]:
             hidden = re.search(r"^#\|\s*echo:\s*false", cell.source, re.M)
             cell.source = "" if hidden else re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
         else:
-            cell.source = re.sub(r"\]\((?![a-z]+:|#)", "](nbs/", cell.source).replace("```{mermaid}", "```mermaid")
+            cell.source = re.sub(r"\]\((?![a-z]+:|#)", "](nbs/", section_links(cell.source))
+            cell.source = cell.source.replace("```{mermaid}", "```mermaid")
+    title, _, rest = nb.cells[0].source.partition("\n")
+    told = f"**[Read it as a site]({site()})**, where each chapter opens in Colab or Kaggle, or is downloaded."
+    nb.cells[0].source = f"{title}\n\n{badges()}\n{rest}\n\n{told}"
     body, extra = MarkdownExporter().from_notebook_node(nb, {"unique_key": "README", "output_files_dir": IMAGES})
     body = re.sub(rf"!\[\w*\]\(({IMAGES}/README_(\d+)_)", lambda m: f"![{alts[m[2]]}]({m[1]}", body)
     body = re.sub(r"```python\s*```", "", body)
@@ -127,7 +168,16 @@ def agree():
     sys.exit(bool(stale))
 
 
-VERDICTS = ("as the paper", "opposite here", "equivalent", "undecided", "computed", "stated", "needs a GPU", "not built")
+VERDICTS = (
+    "as the paper",
+    "opposite here",
+    "equivalent",
+    "undecided",
+    "computed",
+    "stated",
+    "needs a GPU",
+    "not built",
+)
 QUOTED = re.compile(
     rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)( \([+−][\d.]+ nats, 95 % [^)]*\))?"
 )
@@ -188,24 +238,87 @@ def warnings(log: str) -> list[str]:
     return [line.strip() for line in plain.splitlines() if WARNING.search(line)]
 
 
+SITE = """\
+project:
+  output-dir: {doc_path}
+
+website:
+  title: "{title}"
+  site-url: "{doc_host}{doc_baseurl}"
+  description: "{description}"
+  repo-branch: {branch}
+  repo-url: "{git_url}"
+  repo-subdir: {nbs_path}
+  navbar:
+    right:
+      - icon: github
+        href: "{git_url}"
+        aria-label: "The repository on GitHub"
+"""
+MENTION = r"https://github\.com/[\w.-]+/{repo}\b|https://[\w.-]+\.github\.io/{repo}\b"
+
+
+def mentions(text: str) -> set[str]:
+    """The addresses of the repository and of its site that a text names, whoever the owner."""
+    return set(re.findall(MENTION.format(repo=settings()["repo"]), text))
+
+
+def addresses() -> dict[Path, str]:
+    """The files that name the address, README.md among them, as settings.ini wants them; those that agree too."""
+    cfg, found = settings(), {NBS / "nbdev.yml": SITE.format(**settings())}
+    text = (NBS / "nbdev.yml").read_text(encoding="utf-8")
+    before = yaml.safe_load(text)["website"]
+    changes = {before["repo-url"]: cfg["git_url"], before["site-url"]: site()}
+    folder = {f"cd {before['repo-url'].rpartition('/')[2]}": f"cd {cfg['repo']}"}
+    for path in [*notebooks(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        text = path.read_text(encoding="utf-8")
+        for was, now in {**changes, **folder}.items():
+            text = text.replace(was, now)
+        found[path] = text
+    return found
+
+
+def write_addresses():
+    """Make every mention of the repository and its site the address that settings.ini gives."""
+    for path, text in addresses().items():
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(ROOT))
+    nbdev("export")  # the index of names has the address too
+    write_readme()
+
+
 def docs():
-    """Build the site as nbdev does, and fail where Quarto only warns."""
+    """Build the site as nbdev does, with the pages of the reference, and fail where Quarto only warns."""
+    # Imported here, for the processes that nbdev starts import this file.
+    import handouts
+    import reference
+    from nbdev.serve import proc_nbs
+
     if not shutil.which("quarto"):
         sys.exit("the site is built with Quarto (quarto.org), which is not installed; `make pages` builds a preview")
-    (ROOT / "README.md").touch()  # nbdev_docs would write an older one anew, in its own manner
-    command = [Path(sys.executable).with_name("nbdev_docs")]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    os.chdir(ROOT)
+    processed = Path(proc_nbs(force=True, n_workers=2))
+    reference.write(processed)
+    command = ["quarto", "render", "--no-cache"]
+    process = subprocess.Popen(command, cwd=processed, stderr=subprocess.PIPE, text=True)
     log = []
     for line in process.stderr:
         print(line, end="", file=sys.stderr, flush=True)
         log.append(line)
+    if process.wait():
+        sys.exit(process.returncode)
+    out = ROOT / settings()["doc_path"]
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.move(processed / out.name, out)
+    handouts.write(out)
     found = warnings("".join(log))
-    print(*found, f"{len(found)} warnings; the site is in _docs", sep="\n")
-    sys.exit(process.wait() or bool(found))
+    print(*found, f"{len(found)} warnings; the site is in {out.name}", sep="\n")
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":
     command, *names = sys.argv[1:] or ["help"]
     commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree, "docs": docs}
-    commands["verdicts"] = write_verdicts
+    commands |= {"verdicts": write_verdicts, "address": write_addresses}
     commands.get(command, lambda: sys.exit(__doc__))()

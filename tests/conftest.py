@@ -1,4 +1,4 @@
-"""A text and a recipe so small that the whole job takes seconds, and three ways to give `cram` a command."""
+"""A text and a recipe so small that the whole job takes seconds, and ways to give `cram` a command, or Python code."""
 
 import contextlib
 import hashlib
@@ -90,6 +90,19 @@ def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
+def measure_briefly():
+    """Let runs of this process measure the matrix rate for milliseconds: in full, that is most of what a tiny run does.
+
+    It is measured in full by test_gpu and test_loop, and in processes that start anew, as `torchrun`'s.
+    """
+    from cramming_nb import hardware, run, training
+
+    def brief(machine: hardware.Hardware, seconds: float = 0.0) -> float:
+        return hardware.matrix_rate(machine, seconds=0.005, size=128)
+
+    run.matrix_rate = training.matrix_rate = brief
+
+
 def lines(err: str) -> list[str]:
     """What was said on standard error, progress bars left out."""
     return [line for line in re.split(r"[\r\n]+", err) if line.strip() and not BAR.search(line)]
@@ -102,6 +115,7 @@ def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     sys.stdout = sys.stderr = open(output, mode, buffering=1)
     from cramming_nb.cli import main
 
+    measure_briefly()
     sys.exit(main(argv))
 
 
@@ -162,6 +176,7 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Tiny:
+    measure_briefly()
     return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
@@ -206,6 +221,49 @@ def cram(tmp_path):
     return start
 
 
+# A Python process in which third-party packages are loaded, but neither transformers nor this one. For each code that
+# it reads it forks: the code runs as in a new process, without waiting seconds for torch.
+FORKS = """
+import json, os, sys, tempfile, traceback
+import torch, torch.distributed.fsdp, torch.distributed.tensor, torch.export
+import joblib, matplotlib.pyplot, pyarrow.parquet, scipy.optimize, scipy.stats, sklearn.metrics, tokenizers
+for line in sys.stdin:
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    child = os.fork()
+    if not child:
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        code = 0
+        try:
+            exec(compile(json.loads(line), "<string>", "exec"), {"__name__": "__main__"})
+        except BaseException:
+            code = 1
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = []
+    for file in (out, err):
+        file.seek(0)
+        said.append(file.read().decode())
+    print(json.dumps([code, *said]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs code in a new process that has not loaded transformers nor this package."""
+    server = subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(code: str) -> Said:
+        server.stdin.write(json.dumps(code) + "\n")
+        server.stdin.flush()
+        return Said(*json.loads(server.stdout.readline()))
+
+    yield run
+    server.stdin.close()
+    assert server.wait() == 0
+
+
 GLUE_ROWS = dict(
     cola=[
         dict(sentence=f"The garden {'finds' if i % 2 else 'find the the'} a kettle.", label=i % 2) for i in range(24)
@@ -232,7 +290,7 @@ def glue(tmp_path) -> Path:
 
 
 # Modules that take longest. They are begun first, so that no worker is left alone with one of them at the end.
-LONG = "test_lab test_on_gpu test_distribution test_corpus_build test_compile test_resume test_glue test_faults".split()
+LONG = "test_on_gpu test_ray test_lab test_distribution test_corpus_build test_compile test_resume test_glue test_faults".split()
 
 
 def pytest_collection_modifyitems(items: list):

@@ -83,7 +83,9 @@ def read_modules(packages: tuple = PACKAGES) -> list[dict]:
             root, files = distribution(package).locate_file(""), package_files(package)
         places += [(package, str(Path(file).relative_to(root)), file) for file in files]
     modules, seen = [], set()
-    for (package, name, _), found in zip(places, read_docstrings([place[2] for place in places])):
+    for (package, name, _), found in zip(
+        places, read_docstrings([place[2] for place in places]), strict=True
+    ):
         new = [text for text in dict.fromkeys(found) if text not in seen]
         seen.update(new)
         if new:
@@ -101,7 +103,7 @@ def first_paragraph(text: str) -> str | None:
 def grams(text: str, n: int = 5) -> set[tuple]:
     """The runs of five words in a text."""
     words = words_of(text)
-    return set(zip(*(words[start:] for start in range(n))))
+    return set(zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def repeated_shares(rows: list[tuple], texts: list[str]) -> np.ndarray:
@@ -148,7 +150,7 @@ def make_rows(modules: list[dict]) -> tuple[dict[str, list[tuple]], dict]:
     known = {"scored": texts["held back"] + texts["labelled"], "held back": texts["labelled"]}
     for part, others in known.items():
         shares = repeated_shares(rows[part], others)
-        rows[part] = [row for row, share in zip(rows[part], shares) if share <= 0.5]
+        rows[part] = [row for row, share in zip(rows[part], shares, strict=True) if share <= 0.5]
         counts[f"{part} rows without near-duplicates"] = len(rows[part])
     rows["scored"] = draw(rows["scored"], SCORED, seed=0)
     rows["held back"] = draw(rows["held back"], HELD_BACK, seed=0)

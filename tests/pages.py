@@ -6,6 +6,10 @@ The notebooks, as nbdev prepares them for Quarto, become a small site in OUT. Ev
 image is followed on the way; the outputs are searched for errors and for paths of the machine that made them, and the
 exported cells for what their signatures leave unsaid (tests/signatures.py). One line is printed for each finding
 (notebook, cell, what), and the exit code is 1 if there is any.
+
+Notebooks are read by nbformat, Markdown by pandoc and HTML by lxml. What is written here is what none of them has:
+Quarto's own syntax (cell options, callouts, cross-references), so that the site can be checked where Quarto is not
+installed, and links followed from the cell that holds them, so that a finding names that cell.
 """
 
 import base64
@@ -15,10 +19,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 
+import handouts
+import lxml.html
+import nbformat
 import pypandoc
+import reference
 import yaml
 from signatures import defects
 
@@ -31,17 +41,14 @@ LOCAL_PATH = re.compile(
     r"(?<![\w.~:])/(?:root|home|tmp|mnt|opt|work|Users|var/folders)/[^\s'\"]*|[A-Z]:\\Users\\|site-packages[/\\]"
 )
 EXPORTED = re.compile(r"^#\|\s*exports?i?\b", re.M)
-LINKED = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)=["']([^"']+)""")
 FENCE = "`" * 10
 
 
-def text(value: str | list[str]) -> str:
-    """Notebooks store text as one string or as a list of lines."""
-    return value if isinstance(value, str) else "".join(value)
-
-
 def walk(node, visit):
-    """A copy of pandoc's tree in which each element, parents first, is what `visit` makes of it: one, or a list."""
+    """A copy of pandoc's tree in which each element, parents first, is what `visit` makes of it: one, or a list.
+
+    Unlike in pandocfilters.walk, the elements of such a list are visited too: a figure holds an image to be looked at.
+    """
     if isinstance(node, dict):
         return {key: walk(value, visit) for key, value in node.items()}
     if not isinstance(node, list):
@@ -51,6 +58,11 @@ def walk(node, visit):
         new = visit(item) if isinstance(item, dict) and "t" in item else item
         made += walk(new, visit) if isinstance(new, list) and new is not item else [walk(new, visit)]
     return made
+
+
+def fragment(html: str) -> lxml.html.HtmlElement:
+    """A piece of HTML, its elements under one."""
+    return lxml.html.fragment_fromstring(html, create_parent=True)
 
 
 def raw(html: str) -> dict:
@@ -77,8 +89,10 @@ class Page:
 
     def __init__(self, name: str, source: Path, processed: Path, out: Path):
         self.name, self.out, self.cell = name, out, 0
-        self.source, self.processed = (json.loads((root / name).read_text())["cells"] for root in (source, processed))
-        head = text(self.processed[0]["source"]).strip()  # nbdev makes the first cell the front matter
+        self.processed = nbformat.read(processed / name, as_version=4).cells
+        written = source / name  # a page of the reference is made without one
+        self.source = nbformat.read(written, as_version=4).cells if written.exists() else self.processed
+        head = self.processed[0].source.strip()  # nbdev makes the first cell the front matter
         self.meta = yaml.safe_load(head.strip("-")) if head.startswith("---") else {}
         self.href = str(Path(name).with_name(self.meta.get("output-file", Path(name).stem + ".html")))
         self.up = "../" * name.count("/")
@@ -93,12 +107,12 @@ class Page:
 
     def scan(self, cell: dict):
         """Look for errors and for paths of the machine in one cell."""
-        pieces = [text(cell["source"])]
+        pieces = [cell["source"]]
         for output in cell.get("outputs", []):
-            if output["output_type"] == "error" or "Traceback (most recent call last)" in text(output.get("text", "")):
+            if output["output_type"] == "error" or "Traceback (most recent call last)" in output.get("text", ""):
                 self.find(f"an error in the output: {output.get('ename', 'a traceback')}")
-            pieces.append(text(output.get("text", "")))
-            pieces += [text(v) for k, v in output.get("data", {}).items() if k.startswith("text/") or "svg" in k]
+            pieces.append(output.get("text", ""))
+            pieces += [v for k, v in output.get("data", {}).items() if k.startswith("text/") or "svg" in k]
         for found in filter(None, map(LOCAL_PATH.search, pieces)):
             self.find(f"a local path: {found[0]}")
 
@@ -106,7 +120,7 @@ class Page:
         """The notebook as one markdown text, with a comment where each cell begins."""
         for self.cell, cell in enumerate(self.source):
             self.scan(cell)
-            source = text(cell["source"])
+            source = cell["source"]
             if cell["cell_type"] == "code" and EXPORTED.search(source):
                 for what in defects(source):
                     self.find(what)
@@ -118,13 +132,13 @@ class Page:
             if cell["cell_type"] == "code":
                 parts.append(self.code(cell))
             elif cell["cell_type"] == "markdown":
-                parts.append(re.sub(r"(?m)^```\{(\w+)\}", r"```{.\1}", text(cell["source"])))
+                parts.append(re.sub(r"(?m)^```\{(\w+)\}", r"```{.\1}", cell["source"]))
         return "\n\n".join(parts)
 
     def code(self, cell: dict) -> str:
         """A code cell with its outputs, as its options want it."""
         try:
-            given, source = options(text(cell["source"]))
+            given, source = options(cell["source"])
         except yaml.YAMLError:
             self.find("cell options that are not YAML (a text with a colon needs quotes)")
             return ""
@@ -144,7 +158,7 @@ class Page:
         """One output in its richest form; an image becomes a file beside the page."""
         data = output.get("data", {"text/plain": output.get("text", "")})
         kind = next((k for k in SHOWN if k in data), "text/plain")
-        body = text(data.get(kind, ""))
+        body = data.get(kind, "")
         if kind in IMAGES:
             file = (self.out / self.href).with_name(f"{Path(self.href).stem}_{self.cell}_{i}.{IMAGES[kind]}")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +192,7 @@ class Page:
         """First visit: number what has a label, look at images, and spell out what only Quarto knows."""
         kind, c = e["t"], e.get("c")
         if kind in ("RawBlock", "RawInline"):
-            if any(not re.search(r"""\balt=(["'])\s*[^\s"']""", tag) for tag in re.findall(r"<img\b[^>]*>", c[1])):
+            if any(not img.get("alt", "").strip() for img in fragment(c[1]).iter("img")):
                 self.find("an image without alt text (#| fig-alt: ...)")
         elif kind == "Image":
             alt = dict(c[0][2]).get("fig-alt")
@@ -240,8 +254,9 @@ class Page:
         if e["t"] in ("Link", "Image"):
             e["c"][2][0] = self.follow(e["c"][2][0], pages, site)
         elif e["t"] in ("RawBlock", "RawInline"):
-            for url in LINKED.findall(e["c"][1]):
-                self.follow(url, {}, site)
+            for element, _, url, _ in fragment(e["c"][1]).iterlinks():
+                if element.tag in ("a", "img"):
+                    self.follow(url, {}, site)
         return e
 
     def follow(self, url: str, pages: dict, site: str) -> str:
@@ -303,49 +318,64 @@ def turn(names: list[str], pages: dict, here: Page) -> str:
     return "".join(link(here.up + p.href, form.format(escape(p.meta.get("title", p.name)))) for p, form in found)
 
 
-def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str) -> list[str]:
-    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings."""
+def build(source: Path, processed: Path, out: Path, bibliography: Path, site: str, add: Callable = id) -> list[str]:
+    """Make the site of the notebooks in `source`, of which nbdev made those in `processed`; returns the findings.
+
+    `add(out)` puts other files into the site, to which pages link.
+    """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
-    names = sorted(str(p.relative_to(source)) for p in source.rglob("*.ipynb"))
+    add(out)
+    names = sorted(str(p.relative_to(processed)) for p in processed.rglob("*.ipynb"))
     names = [name for name in names if not re.search(r"(^|/)[._]", name)]
     entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
     findings = [f"sidebar.yml: {name} is missing" for name in names if name not in flat(entries)]
     findings += [f"sidebar.yml: there is no {name}" for name in flat(entries) if name not in names]
     keys = set(re.findall(r"(?m)^@\w+\{([^,\s]+),", bibliography.read_text()))
     pages = {name: Page(name, source, processed, out) for name in names}
-    trees = [page.visit(json.loads(page.pandoc(page.markdown(), "--to=json")), page.number) for page in pages.values()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # pandoc is a process of its own
+        parsed = list(pool.map(lambda page: page.pandoc(page.markdown(), "--to=json"), pages.values()))
+        trees = []
+        for page, tree in zip(pages.values(), parsed, strict=True):
+            trees.append(page.visit(json.loads(tree), page.number))
+        resolved = []
+        for page, tree in zip(pages.values(), trees, strict=True):  # when all labels are known
+            resolved.append(page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site)))
+
+        def render(page: Page, tree: dict) -> str:
+            metadata = {
+                "title": page.meta.get("title", page.name),
+                "subtitle": page.meta.get("description", ""),
+                "lang": "en",
+                "link-citations": "true",
+                "reference-section-title": "References",
+            }
+            return page.pandoc(
+                json.dumps(tree),
+                "--from=json",
+                "--to=html5",
+                f"--template={Path(__file__).with_suffix('.html')}",
+                "--toc",
+                "--toc-depth=2",
+                "--mathml",
+                "--citeproc",
+                f"--bibliography={bibliography}",
+                f"--variable=up:{page.up}",
+                f"--variable=sidebar:{nested(entries, pages, page)}",
+                f"--variable=turn:{turn(flat(entries), pages, page)}",
+                *(f"--metadata={key}:{value}" for key, value in metadata.items()),
+            )
+
+        htmls = list(pool.map(render, pages.values(), resolved))
     anchors = {}
-    for page, tree in zip(pages.values(), trees, strict=True):
-        tree = page.visit(tree, lambda e, page=page: page.resolve(e, pages, keys, site))
-        metadata = {
-            "title": page.meta.get("title", page.name),
-            "subtitle": page.meta.get("description", ""),
-            "lang": "en",
-            "link-citations": "true",
-            "reference-section-title": "References",
-        }
-        html = page.pandoc(
-            json.dumps(tree),
-            "--from=json",
-            "--to=html5",
-            f"--template={Path(__file__).with_suffix('.html')}",
-            "--toc",
-            "--toc-depth=2",
-            "--mathml",
-            "--citeproc",
-            f"--bibliography={bibliography}",
-            f"--variable=up:{page.up}",
-            f"--variable=sidebar:{nested(entries, pages, page)}",
-            f"--variable=turn:{turn(flat(entries), pages, page)}",
-            *(f"--metadata={key}:{value}" for key, value in metadata.items()),
-        )
+    for page, html in zip(pages.values(), htmls, strict=True):
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)
         (out / page.href).write_text(html)
-        anchors[page.href] = set(re.findall(r'\bid="([^"]+)"', html))
+        anchors[page.href] = set(lxml.html.document_fromstring(html).xpath("//@id"))
     for page in pages.values():
         for page.cell, url, target, anchor in page.links:
-            if target not in anchors or anchor and anchor not in anchors[target]:
+            is_file = target not in anchors and (out / target).is_file()
+            if not is_file and (target not in anchors or anchor and anchor not in anchors[target]):
                 page.find(f"a dead link: {url}")
         findings += page.findings
     return findings
@@ -356,11 +386,14 @@ def main():
     from nbdev.serve import proc_nbs
 
     out = Path(sys.argv[1]).resolve()
-    if out.exists() and any(out.rglob("*.ipynb")):
+    offered = out / handouts.BRANCH if (out / "index.html").exists() else None  # of the site that was here before
+    if any(offered not in path.parents for path in out.rglob("*.ipynb")):
         sys.exit(f"{sys.argv[1]}: holds notebooks, which would be removed; name a folder for the site")
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
-    findings = build(Path("nbs"), proc_nbs(force=True, n_workers=2), out, Path("references.bib"), site)
+    processed = proc_nbs(force=True, n_workers=2)
+    reference.write(processed)
+    findings = build(Path("nbs"), processed, out, Path("references.bib"), site, handouts.write)
     print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")
     sys.exit(bool(findings))
 

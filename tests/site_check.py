@@ -2,32 +2,41 @@
 
     python tests/site_check.py SITE SHOTS
 
-Headless Chromium opens each page under SITE at the widths of a desk and of a telephone, in light and in dark. Errors on
-the console, requests to other hosts, and text that makes the page scroll sideways are printed, one line each (page,
-what), and the exit code is 1 if there are any. Screenshots lie in SHOTS, as PAGE-WIDTH-SCHEME.jpg. Where there is no
-browser, one line says so. Nothing but Python's own library is needed: the browser is spoken to through two pipes.
+Playwright drives the Chromium of this machine. Each page under SITE is opened at the width of a desk and of a
+telephone, in light and in dark. These are findings, one line each (page, what), and with any the exit code is 1:
+
+- errors on the console and requests to other hosts;
+- text that makes the page scroll sideways (which no library looks for: WIDE below);
+- what axe-core calls serious or critical for readers with a disability, contrast among it;
+- links and anchors that lead nowhere on the site.
+
+Screenshots lie in SHOTS, as PAGE-WIDTH-SCHEME.jpg. Where there is no Chromium, one line says so and nothing is looked
+at; in CI (the variable CI is set) that is an error.
 """
 
-import base64
-import fcntl
 import itertools
-import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import book
+import lxml.html
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"]
-FLAGS = "--headless --remote-debugging-pipe --no-first-run --disable-gpu --disable-dev-shm-usage --hide-scrollbars"
 SIZES = {1280: 900, 390: 844}  # widths in CSS pixels, with the height of what is seen at once
 SCHEMES = ["light", "dark"]
+JUDGED = [(1280, "light"), (390, "dark")]  # what axe sees: each width and each scheme once, since it takes seconds
+GRAVE = ("serious", "critical")  # in axe's words; what it calls minor or moderate is not a finding
 TALLEST = 16_000  # pixels of a screenshot; a page may be longer
-WIDE = """(() => {
+PATIENCE = 120_000  # milliseconds for a page to load
+WIDE = """() => {
   const width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth <= width) return "";
   const shut = e => e && e !== document.body && (getComputedStyle(e).overflowX !== "visible" || shut(e.parentElement));
@@ -35,109 +44,97 @@ WIDE = """(() => {
     e => e.getBoundingClientRect().right > width + 1 && !shut(e.parentElement));
   return `${document.documentElement.scrollWidth} px wide` +
     (out ? `: <${out.tagName.toLowerCase()}> ${out.textContent.trim().slice(0, 40)}` : "");
-})()"""
+}"""
 
 
-class Browser:
-    """A headless Chromium with one tab; `events` are what it has told since they were last emptied."""
+def listen(tab: Page, home: str, say):
+    """Call `say` with a line for each error on the console, each failed script and each request to another host."""
 
-    def __init__(self, program: str, profile: str):
-        (read, to_it), (from_it, write) = os.pipe(), os.pipe()
-        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
-        flags = [*FLAGS.split(), f"--user-data-dir={profile}", *["--no-sandbox"] * (os.geteuid() == 0)]
-        self.process = subprocess.Popen(
-            [program, *flags, "about:blank"],
-            preexec_fn=lambda: [os.dup2(end, at) for end, at in zip(theirs, (3, 4), strict=True)],
-            close_fds=False,
-            stderr=subprocess.DEVNULL,
-        )
-        for end in (read, write, *theirs):
-            os.close(end)
-        self.to_it, self.from_it, self.heard = os.fdopen(to_it, "wb", buffering=0), from_it, b""
-        self.number, self.session, self.events = itertools.count(1), {}, []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+    def console(message):
+        if message.type in ("error", "assert"):
+            where = message.location.get("url", "").removeprefix(home)
+            say(f"on the console: {message.text} {where}".strip())
 
-    def hear(self) -> dict:
-        """The next message."""
-        while b"\0" not in self.heard:
-            if not (more := os.read(self.from_it, 1 << 16)):
-                raise SystemExit("the browser has gone")
-            self.heard += more
-        message, _, self.heard = self.heard.partition(b"\0")
-        return json.loads(message)
+    def request(request):
+        if not request.url.startswith((home, "data:", "blob:", "about:")):
+            say(f"asks another host: {request.url}")
 
-    def call(self, method: str, **params) -> dict:
-        """Ask for something, and wait for the answer."""
-        number = next(self.number)
-        request = {"id": number, "method": method, "params": params, **self.session}
-        self.to_it.write(json.dumps(request).encode() + b"\0")
-        while (message := self.hear()).get("id") != number:
-            self.events.append(message)
-        if "error" in message:
-            raise SystemExit(f"{method}: {message['error']['message']}")
-        return message["result"]
-
-    def open(self, url: str, width: int, scheme: str):
-        """Show a page, and wait until it is loaded."""
-        size = {"width": width, "height": SIZES[width], "deviceScaleFactor": 1, "mobile": width < 500}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.events.clear()
-        self.call("Page.navigate", url=url)
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self.hear())
-
-    def evaluate(self, expression: str):
-        """The value of an expression on the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
-
-    def picture(self) -> bytes:
-        """The whole page as a JPEG, cut where it is too tall."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], TALLEST), "scale": 1}
-        shot = self.call("Page.captureScreenshot", format="jpeg", quality=75, clip=clip, captureBeyondViewport=True)
-        return base64.b64decode(shot["data"])
-
-    def close(self):
-        """End the browser."""
-        self.to_it.close()
-        self.process.wait(30)
+    tab.on("console", console)
+    tab.on("pageerror", lambda error: say(f"a script failed: {error.message}"))
+    tab.on("request", request)
 
 
-def complaint(event: dict, home: str) -> str:
-    """What is wrong in one event of the browser, or nothing."""
-    method, given = event.get("method"), event.get("params", {})
-    if method == "Runtime.exceptionThrown":
-        details = given["exceptionDetails"]
-        return f"a script failed: {details.get('exception', {}).get('description', details['text']).splitlines()[0]}"
-    if method == "Runtime.consoleAPICalled" and given["type"] in ("error", "assert"):
-        return f"on the console: {' '.join(str(a.get('value', a.get('description'))) for a in given['args'])}"
-    if method == "Log.entryAdded" and given["entry"]["level"] == "error":
-        return f"on the console: {given['entry']['text']} {given['entry'].get('url', '').removeprefix(home)}".strip()
-    if method == "Network.requestWillBeSent":
-        url = given["request"]["url"]
-        return "" if url.startswith((home, "data:", "blob:", "about:")) else f"asks another host: {url}"
-    return ""
+def barriers(tab: Page) -> list[str]:
+    """What axe-core finds serious or critical on the page, a line for each rule with its first element."""
+    lines = []
+    for rule in Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]:
+        if rule["impact"] in GRAVE:
+            places = rule["nodes"]
+            first = " ".join(places[0]["html"].split())[:90]
+            lines.append(f"{rule['id']} ({rule['impact']}): {rule['help']}; {len(places)} times, as in {first}")
+    return lines
 
 
-def look(tab: Browser, home: str, page: str, shots: Path) -> list[str]:
+def look(browser: Browser, home: str, page: str, shots: Path) -> list[str]:
     """Open a page in each width and scheme; the findings."""
     findings = {}
+
+    def say(what: str):
+        findings[what] = None
+
     for width, scheme in itertools.product(SIZES, SCHEMES):
-        tab.open(home + page, width, scheme)
-        wide = tab.evaluate(WIDE)
-        said = [*filter(None, (complaint(event, home) for event in tab.events))]
-        findings |= dict.fromkeys(said + [f"scrolls sideways at {width} px, {wide}"] * bool(wide))
-        name = page.removesuffix(".html").replace("/", "-")
-        (shots / f"{name}-{width}-{scheme}.jpg").write_bytes(tab.picture())
+        size = {"width": width, "height": SIZES[width]}
+        with browser.new_context(viewport=size, is_mobile=width < 500, color_scheme=scheme) as context:
+            tab = context.new_page()
+            tab.set_default_timeout(PATIENCE)
+            listen(tab, home, say)
+            tab.goto(home + page, wait_until="load")
+            if wide := tab.evaluate(WIDE):
+                say(f"scrolls sideways at {width} px, {wide}")
+            height = tab.evaluate("document.documentElement.scrollHeight")
+            clip = {"x": 0, "y": 0, "width": width, "height": min(height, TALLEST)}
+            name = page.removesuffix(".html").replace("/", "-")
+            file = shots / f"{name}-{width}-{scheme}.jpg"
+            tab.screenshot(path=file, type="jpeg", quality=75, clip=clip, full_page=True)
+            if (width, scheme) in JUDGED:
+                for what in barriers(tab):
+                    say(f"{scheme}, {what}")
     return [f"{page}: {what}" for what in findings]
 
 
+def dead_links(site: Path, pages: list[str]) -> list[str]:
+    """Links and anchors of the built pages that lead nowhere on the site: a line for each page and link.
+
+    LinkChecker, a library for this, fetches and parses a page again for each anchor that is asked of it, and takes
+    hours over the thousands of links from names to their definitions; here each page is parsed once, by lxml.
+    """
+    trees = {page: lxml.html.parse(site / page).getroot() for page in pages}
+    anchors = {page: {*tree.xpath("//@id"), *tree.xpath("//a/@name")} for page, tree in trees.items()}
+    found = {}
+    for page, tree in trees.items():
+        for element, _, url, _ in tree.iterlinks():
+            address = urlsplit(url)
+            if element.tag not in ("a", "img") or address.scheme or address.netloc:
+                continue
+            target = os.path.normpath(Path(page).parent / unquote(address.path)) if address.path else page
+            if (site / target).is_dir():
+                target = os.path.normpath(Path(target) / "index.html")
+            there = (site / target).is_file()
+            anchor = unquote(address.fragment)
+            if not there or anchor and target in anchors and anchor not in anchors[target]:
+                found[f"{page}: a dead link: {url}"] = None
+    return [*found]
+
+
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
+    """Serves files and says nothing.
+
+    Quarto's 404.html names its files by where they lie on the host of the site, so they are served from there, too.
+    """
+
+    def translate_path(self, path):
+        base = book.settings()["doc_baseurl"]
+        return super().translate_path(path.removeprefix(base) if path.startswith(base + "/") else path)
 
     def log_message(self, *_):
         pass
@@ -148,18 +145,19 @@ def check(site: Path, shots: Path, program: str) -> list[str]:
     shutil.rmtree(shots, ignore_errors=True)
     shots.mkdir(parents=True)
     pages = sorted(str(p.relative_to(site)) for p in site.rglob("*.html") if "site_libs" not in p.parts)
-    findings = [] if pages else [f"{site.name}: there are no pages"]
-    with (
-        ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server,
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
-    ):
+    if not pages:
+        return [f"{site.name}: there are no pages"]
+    findings = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server, sync_playwright() as driver:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        tab = Browser(program, profile)
+        home = f"http://127.0.0.1:{server.server_port}/"
+        browser = driver.chromium.launch(executable_path=program, chromium_sandbox=os.geteuid() != 0)
         try:
             for page in pages:
-                findings += look(tab, f"http://127.0.0.1:{server.server_port}/", page, shots)
+                findings += look(browser, home, page, shots)
+            findings += dead_links(site, pages)
         finally:
-            tab.close()
+            browser.close()
             server.shutdown()
     print(f"{len(pages)} pages seen, {len(pages) * len(SIZES) * len(SCHEMES)} screenshots")
     return findings
@@ -172,7 +170,8 @@ def browser() -> str | None:
 
 def main():
     if not (program := browser()):
-        return print(f"the site is not looked at: there is no browser ({', '.join(NAMES)})")
+        print(f"the site is not looked at: there is no browser ({', '.join(NAMES)})")
+        sys.exit(bool(os.environ.get("CI")))
     findings = check(Path(sys.argv[1]).resolve(), Path(sys.argv[2]), program)
     print(*findings, f"{len(findings)} findings; the screenshots are in {os.path.relpath(sys.argv[2])}", sep="\n")
     sys.exit(bool(findings))

@@ -27,7 +27,6 @@ from cramming_nb.corpus import (
 )
 from cramming_nb.stages import (
     Local,
-    Ray,
     ShardedArray,
     atomic_write,
     chunk_paths,
@@ -72,25 +71,6 @@ def test_rows_do_not_depend_on_the_number_of_workers(source, expected, tmp_path)
     assert len(chunk_paths(next(expected.folder.parent.glob("text-*")))) > 3
     for count in (2, 3):
         assert same(get_corpus(source, CONFIG, tmp_path / str(count), progress=False, engine=Local(count)), expected)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_ray_makes_the_same_rows(source, expected, tmp_path):
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        with Ray() as workers:
-            assert list(workers.map(pow, [(2, n) for n in range(9)])) == [2**n for n in range(9)]
-            assert list(workers.map(pow, [])) == []
-        made = get_corpus(source, CONFIG, tmp_path, progress=False, engine="ray")
-        wrong = tmp_path / "wrong.jsonl"
-        wrong.write_text('{"body": "no text here"}\n')
-        with pytest.raises(UserError, match="columns: body"):
-            get_corpus(f"files:{wrong}", CONFIG, tmp_path, progress=False, engine="ray")
-    finally:
-        ray.shutdown()
-    assert same(made, expected)
 
 
 def test_rows_depend_on_every_setting(large, tmp_path):
@@ -335,9 +315,9 @@ def test_one_document_of_a_hundred_megabytes(tmp_path):
     rng = random.Random(1)
     known = [sentence(rng) for _ in range(1000)]
     huge = " ".join(rng.choices(known, k=1_500_000))
-    (tmp_path / "huge.txt").write_text(huge)
+    write_jsonl(tmp_path / "huge.jsonl", [dict(text=huge)])
     write_jsonl(tmp_path / "others.jsonl", documents_of(300))
-    corpus = get_corpus(f"files:{tmp_path}/huge.txt + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
+    corpus = get_corpus(f"files:{tmp_path}/huge.jsonl + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
     assert len(huge) > 80_000_000 and len(corpus.rows) > 100_000
 
 

@@ -81,11 +81,6 @@ def padded(lengths: tuple = (32, 20, 3)) -> dict:
     return dict(input_ids=tokens.masked_fill(~attention_mask, 0), attention_mask=attention_mask.long())
 
 
-def run_python(code: str) -> subprocess.CompletedProcess:
-    """Run code in a new Python process."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.no_grad()
 def test_logits_are_ours(name, exported):
@@ -202,7 +197,7 @@ BOTH_ORDERS = {
 
 
 @pytest.mark.parametrize("imports", BOTH_ORDERS.values(), ids=BOTH_ORDERS)
-def test_either_import_order(imports, exported):
+def test_either_import_order(imports, exported, run_python):
     code = f"""{imports}
 folder = {str(exported("crammed"))!r}
 print(type(transformers.AutoTokenizer.from_pretrained(folder)("the [MASK]")["input_ids"]).__name__)
@@ -212,28 +207,28 @@ for task in ("MaskedLM", "SequenceClassification", "TokenClassification", "Quest
     print(type(getattr(transformers, "AutoModelFor" + task).from_pretrained(folder)).__name__)
 print(transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"])"""
     done = run_python(code)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     tasks = "MaskedLM SequenceClassification TokenClassification QuestionAnswering".split()
     classes = ["list", "CrammingConfig", "CrammingModel", *(f"CrammingFor{task}" for task in tasks)]
-    assert done.stdout.split()[:7] == classes
-    assert "trust_remote_code" not in done.stderr
+    assert done.out.split()[:7] == classes
+    assert "trust_remote_code" not in done.err
 
 
-def test_model_type_is_unknown_without_the_import(exported):
+def test_model_type_is_unknown_without_the_import(exported, run_python):
     """`import cramming_nb` alone changes nothing in transformers, whichever is imported first."""
     done = run_python(f"""import cramming_nb, transformers, cramming_nb.budget
 try:
     transformers.AutoConfig.from_pretrained({str(exported("crammed"))!r})
 except ValueError as error:
     print(error)""")
-    assert done.returncode == 0, done.stderr
-    assert "model type `cramming_nb`" in done.stdout
+    assert done.code == 0, done.err
+    assert "model type `cramming_nb`" in done.out
 
 
-def test_import_without_transformers_names_the_extra():
+def test_import_without_transformers_names_the_extra(run_python):
     done = run_python("import sys; sys.modules['transformers'] = None; import cramming_nb.hf")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("needs transformers: pip install 'cramming_nb[hf]'")
+    assert done.code == 1
+    assert done.err.splitlines()[-1].endswith("needs transformers: pip install 'cramming_nb[hf]'")
 
 
 EARLY = Path(__file__).parent / "data" / "export-v1"  # written before cramming_nb.hf was there
@@ -250,7 +245,7 @@ def test_early_export_still_loads():
     assert ours(ids)[0, :, 7].tolist() == pytest.approx(EARLY_LOGITS, abs=1e-4)
 
 
-def test_pickled_model_loads_in_a_new_process(tmp_path):
+def test_pickled_model_loads_in_a_new_process(tmp_path, run_python):
     """As a process of transformers' Trainer gets it: without any import of ours."""
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps(transformers.AutoModelForMaskedLM.from_pretrained(EARLY)))
@@ -258,8 +253,8 @@ def test_pickled_model_loads_in_a_new_process(tmp_path):
 with open({str(path)!r}, "rb") as file:
     model = pickle.load(file)
 print(type(model).__name__, type(model.config).__name__, model.config.hidden_size)""")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["CrammingForMaskedLM", "CrammingConfig", "8"]
+    assert done.code == 0, done.err
+    assert done.out.split() == ["CrammingForMaskedLM", "CrammingConfig", "8"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], ids=oct)
@@ -280,15 +275,15 @@ def test_export_of_a_run_is_readable_by_others(finished):
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {usual}
 
 
-def test_stock_folder_needs_nothing_of_ours(exported):
+def test_stock_folder_needs_nothing_of_ours(exported, run_python):
     code = f"""import sys, transformers
 for folder in {[str(exported(name)) for name in ("bert", "modern")]!r}:
     print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__)
     assert transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"]
 print("cramming_nb" in sys.modules)"""
     done = run_python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
+    assert done.code == 0, done.err
+    assert done.out.split() == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
 
 
 DAMAGE = {
@@ -335,7 +330,7 @@ def test_snippet_of_the_card_runs(finished):
         code = snippet.replace("THIS FOLDER", str(finished.folder / "export"))
         code += "\nfrom transformers import AutoModelForMaskedLM\n"
         code += f"AutoModelForMaskedLM.from_pretrained({str(finished.folder / 'export')!r})"
-        done = run_python(code)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 

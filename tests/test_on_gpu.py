@@ -32,7 +32,7 @@ def bare(tmp_path) -> dict[str, str]:
     return os.environ | dict(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
 
 
-def options(tiny, home: Path, *more, budget: str = "8s") -> list[str]:
+def options(tiny, home: Path, *more, budget: str = "5s") -> list[str]:
     """A command line for the tiny text and recipe."""
     given = [home / "out", "--text", tiny.text, "--work", home / "work", "--recipes", tiny.recipe, "--budget", budget]
     return [str(x) for x in (*given, "--compile", "never", *more)]
@@ -112,7 +112,7 @@ def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatc
 
 
 def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, call, monkeypatch):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="6s")
+    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="4s")
     log = tmp_path / "work" / "tiny" / "log.jsonl"
     really = on_gpu.Day.left
     monkeypatch.setattr(on_gpu.Day, "left", lambda day: 0.05 if on_gpu.spent(log) > 0.05 else 0.5)

@@ -51,21 +51,15 @@ def test_imports_form_no_circle():
     assert order[0] == "__init__" and order.index("configuration") < order.index("modeling") < order.index("hf")
 
 
-def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
-    """Run code in a new Python process, which must succeed."""
-    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_module_can_be_imported_alone(name):
+def test_module_can_be_imported_alone(name, run_python):
     """In a new process, where it leaves no finder of ours among those by which Python imports modules."""
     done = run_python(f"""import sys, cramming_nb.{name}
 for finder in (*sys.meta_path, *sys.path_hooks):
     kind = finder if hasattr(finder, "__module__") else type(finder)
     print(kind.__module__)""")
-    modules = done.stdout.split()
+    assert done.code == 0, done.err
+    modules = done.out.split()
     assert len(modules) > 3 and not [module for module in modules if module.startswith("cramming_nb")]
 
 
@@ -77,7 +71,8 @@ before, loaded = [list(part) for part in system], set(sys.modules)
 import cramming_nb
 assert [list(part) for part in system] == before
 print(*sorted(set(sys.modules) - loaded))"""
-    done = run_python(code, "-X", "importtime")
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["cramming_nb"]
     (microseconds,) = [line.split("|")[1] for line in done.stderr.splitlines() if line.endswith(" cramming_nb")]
     assert int(microseconds) < 100_000

@@ -7,6 +7,7 @@ import shutil
 import signal
 import stat
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
 
 from cramming_nb.checkpoint import load_checkpoint, save_checkpoint, watch_signals
-from cramming_nb.training import read_log
+from cramming_nb.training import Trainer, read_log
 
 BUDGET = "40ktok"
 
@@ -104,12 +105,33 @@ def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undistur
 
 
 @pytest.fixture(scope="module")
-def halfway(tiny, options, tmp_path_factory) -> Path:
-    """A run stopped halfway, with two checkpoints."""
-    home = tmp_path_factory.mktemp("halfway")
-    run = Killable(*options, cwd=home, cache=tiny.cache)
-    run.wait_for(lambda: len(list(home.glob("runs/run/checkpoints/step-*"))) == 2)
-    assert run.send(signal.SIGTERM) == 143
+def short(tiny) -> list[str]:
+    """A run of 32 steps, which saves itself after each third one."""
+    return ["pretrain", *tiny.options("8192tok"), "--name", "run", "--set", "training.checkpoint_fraction=0.1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, short, tmp_path_factory) -> Path:
+    """The short run, with nothing in its way."""
+    home = tmp_path_factory.mktemp("whole")
+    assert command(*short, cwd=home, cache=tiny.cache).code == 0
+    return home / "runs" / "run"
+
+
+@pytest.fixture(scope="module")
+def halfway(tiny, short, tmp_path_factory) -> Path:
+    """The short run stopped halfway, with two checkpoints."""
+    home, really, updates = tmp_path_factory.mktemp("halfway"), Trainer.update, count(1)
+
+    def update(trainer, t):
+        really(trainer, t)
+        if next(updates) == 16:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "update", update)
+        assert command(*short, cwd=home, cache=tiny.cache).code == 143
+    assert len(list(home.glob("runs/run/checkpoints/step-*"))) == 2
     return home
 
 
@@ -209,46 +231,46 @@ DAMAGE = {  # name: (file of the newest checkpoint, what happens to it)
 
 
 @pytest.mark.parametrize("what", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_checkpoint_is_skipped_for_the_one_before(what, halfway, tiny, options, undisturbed, tmp_path):
+def test_damaged_checkpoint_is_skipped_for_the_one_before(what, halfway, tiny, short, whole, tmp_path):
     name, damage = what
     shutil.copytree(halfway / "runs", tmp_path / "runs")
     folder = tmp_path / "runs" / "run"
     path = newest(folder) / name
     path.unlink() if damage is None else path.write_bytes(damage(path.read_bytes()))
-    said = command(*options, cwd=tmp_path, cache=tiny.cache)
+    said = command(*short, cwd=tmp_path, cache=tiny.cache)
     assert said.code == 0, said.err
     assert "skipped for the one before" in said.out + said.err
-    assert learned(folder) == learned(undisturbed)
+    assert learned(folder) == learned(whole)
 
 
-def test_what_a_killed_save_left_is_cleared(halfway, tiny, options, undisturbed, tmp_path):
+def test_what_a_killed_save_left_is_cleared(halfway, tiny, short, whole, tmp_path):
     shutil.copytree(halfway / "runs", tmp_path / "runs")
     folder = tmp_path / "runs" / "run"
     (folder / "checkpoints" / ".part-4194305").mkdir()  # no process has this number
     (folder / "checkpoints" / ".part-4194305" / "tensors.safetensors").write_bytes(b"half")
-    assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
+    assert command(*short, cwd=tmp_path, cache=tiny.cache).code == 0
     assert hidden(folder) == []
-    assert learned(folder) == learned(undisturbed)
+    assert learned(folder) == learned(whole)
 
 
-def test_lost_work_is_counted(halfway, tiny, options, undisturbed, tmp_path):
+def test_lost_work_is_counted(halfway, tiny, short, whole, tmp_path):
     shutil.copytree(halfway / "runs", tmp_path / "runs")
     folder = tmp_path / "runs" / "run"
     with open(folder / "log.jsonl", "a") as log:  # it went on for seven seconds after its last checkpoint
         log.write(json.dumps(dict(seconds=state(folder)["spent"]["seconds"] + 7)) + "\n")
-    assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
+    assert command(*short, cwd=tmp_path, cache=tiny.cache).code == 0
     found = json.loads((folder / "pretraining.json").read_text())
     assert 7 <= found["shares"]["lost"] < 7.5 and found["spent"]["seconds"] > 7
-    assert learned(folder) == learned(undisturbed)
+    assert learned(folder) == learned(whole)
 
 
-def test_torn_log_line_is_left_out(halfway, tiny, options, undisturbed, tmp_path):
+def test_torn_log_line_is_left_out(halfway, tiny, short, whole, tmp_path):
     shutil.copytree(halfway / "runs", tmp_path / "runs")
     folder = tmp_path / "runs" / "run"
     with open(folder / "log.jsonl", "a") as log:
         log.write('{"fraction": 0.3, "tok')
-    assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
-    assert learned(folder) == learned(undisturbed)
+    assert command(*short, cwd=tmp_path, cache=tiny.cache).code == 0
+    assert learned(folder) == learned(whole)
     torn = [line for line in (folder / "log.jsonl").read_text().splitlines() if not line.endswith("}")]
     assert len(torn) <= 1
 

@@ -1,44 +1,24 @@
 """The site check sees what a browser sees, and the build of the site takes no warning for an answer."""
 
+import json
 import shutil
-from functools import partial
 
 import pytest
 
 pytest.importorskip("nbclient")
+pytest.importorskip("pypandoc")
 import book
+import pypandoc
 import site_check
 
-HOME = "http://127.0.0.1:1/"
-FINE = [
-    {"method": "Page.loadEventFired", "params": {}},
-    {"method": "Runtime.consoleAPICalled", "params": {"type": "log", "args": [{"value": "hello"}]}},
-    {"method": "Log.entryAdded", "params": {"entry": {"level": "warning", "text": "slow"}}},
-    {"method": "Network.requestWillBeSent", "params": {"request": {"url": f"{HOME}styles.css"}}},
-    {"method": "Network.requestWillBeSent", "params": {"request": {"url": "data:image/png;base64,"}}},
-]
-
-
-def test_complaints():
-    say = partial(site_check.complaint, home=HOME)
-    assert not any(map(say, FINE))
-    failed = {"exceptionDetails": {"text": "Uncaught", "exception": {"description": "Error: no\n at x"}}}
-    assert say({"method": "Runtime.exceptionThrown", "params": failed}) == "a script failed: Error: no"
-    error = {"type": "error", "args": [{"value": "bad"}, {"value": 1}]}
-    assert say({"method": "Runtime.consoleAPICalled", "params": error}) == "on the console: bad 1"
-    missing = {"entry": {"level": "error", "text": "404", "url": f"{HOME}gone.png"}}
-    assert say({"method": "Log.entryAdded", "params": missing}) == "on the console: 404 gone.png"
-    remote = {"request": {"url": "https://cdn.example/a.js"}}
-    assert (
-        say({"method": "Network.requestWillBeSent", "params": remote}) == "asks another host: https://cdn.example/a.js"
-    )
-
-
-PAGE = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body style="margin:0"><main>{}</main>'
+PAGE = '<!doctype html><html lang="en"><title>A page</title><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body style="margin:0"><main>{}</main>'
 PAGES = {
-    "good.html": "<p>Fine.</p><div style='overflow-x:auto'><div style='width:2000px'>scrolls by itself</div></div>",
+    "good.html": "<h1>Fine</h1><a href='#fine'>up</a><p id='fine'>Fine.</p><div style='overflow-x:auto'><div style='width:2000px'>scrolls by itself</div></div>",
     "wide.html": "<p>Narrow.</p><pre style='width:700px'>too wide</pre>",
-    "lab/loud.html": "<script>console.error('it', 'fell'); throw new Error('over')</script><img src='gone.png' alt='gone'>",
+    "lab/loud.html": "<script>console.error('it', 'fell'); throw new Error('over')</script><img src='gone.png' alt='gone'>"
+    "<script src='http://cdn.invalid/a.js'></script>",
+    "faint.html": "<p style='color:#bbb;background:#fff'>Hardly read.</p>",
+    "dead.html": "<a href='nowhere.html'>out</a> <a href='good.html#none'>past</a> <a href='good.html#fine'>there</a>",
 }
 
 
@@ -53,14 +33,21 @@ def test_pages_in_a_browser(tmp_path, capsys):
         "wide.html: scrolls sideways at 390 px, 700 px wide: <pre> too wide"
     ]
     loud = " ".join(line for line in found if line.startswith("lab/loud.html"))
-    assert all(part in loud for part in ("it fell", "Error: over", "lab/gone.png"))
-    assert len(list((tmp_path / "shots").glob("*.jpg"))) == 12
+    assert all(part in loud for part in ("it fell", "a script failed: over", "lab/gone.png", "http://cdn.invalid/a.js"))
+    faint = [line for line in found if line.startswith("faint.html")]
+    assert faint and all("color-contrast (serious)" in line for line in faint)
+    dead = [line for line in found if line.startswith("dead.html") and "a dead link" in line]
+    assert len(dead) == 2 and "nowhere.html" in " ".join(dead) and "#none" in " ".join(dead)
+    assert len(list((tmp_path / "shots").glob("*.jpg"))) == 20
     assert (tmp_path / "shots" / "lab-loud-390-dark.jpg").stat().st_size > 500
 
 
 def test_no_browser_is_said_in_a_line(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert site_check.main() is None
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        site_check.main()
+    assert not ended.value.code
     assert capsys.readouterr().out.count("\n") == 1
 
 
@@ -72,3 +59,26 @@ def test_warnings_of_quarto_are_found():
     )
     assert len(book.warnings(log)) == 3
     assert book.warnings("[ 1/2] faults.ipynb\nOutput created: _docs/index.html\n") == []
+
+
+IMPORTS = "from a import (b,\n    c)\nimport d"
+LONG = "\n".join(f"x{i} = {i}" for i in range(41))
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "output", "summary"),
+    [
+        ("", IMPORTS, "", "Imports"),
+        ("", IMPORTS + "\nb()", "", None),
+        ("", "plot()", "![a dot](dot.png)", "Code of the figure"),
+        ("", LONG, "", "Code (41 lines)"),
+        ('code-fold="show" code-summary="Exported source"', LONG, "", "Exported source (41 lines)"),
+        ('code-fold="false"', LONG, "", None),
+        ("", "x = 1", "", None),
+    ],
+)
+def test_what_is_folded(given, code, output, summary):
+    source = f"::: {{.cell}}\n``` {{.python .cell-code {given}}}\n{code}\n```\n\n{output}\n:::"
+    arguments = [f"--lua-filter={book.NBS / 'fold.lua'}"]
+    block = json.loads(pypandoc.convert_text(source, "json", "markdown", arguments))["blocks"][0]["c"][1][0]
+    assert block["t"] == "CodeBlock" and dict(block["c"][0][2]).get("code-summary") == summary

@@ -1,0 +1,65 @@
+"""The records of the page on the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE.
+
+python tests/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--pairs BLIMP]
+
+Each run is fine-tuned once on each task of the folder GLUE, by the protocol that `pocket` has now, and so is the
+same model with random weights. With --pairs, it also judges the minimal pairs of BLiMP. OUT_FOLDER gets the record
+of each run with these scores. The command resumes.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from blimp import main as judge_minimal_pairs
+
+from cramming_nb.finetuning import evaluate
+from cramming_nb.glue import Protocol, load_glue
+from cramming_nb.recipes import load_recipe
+from cramming_nb.records import RunRecord
+from cramming_nb.run import Run, corpus_trained_on, hardware_of, load_run
+
+
+def glue_results(run: Run, glue: str, protocol: Protocol) -> list[dict]:
+    """The scores of a run on the tasks of a folder, and those of the same model with random weights."""
+    return evaluate(
+        load_glue(glue),
+        run.recipe.architecture,
+        run.folder / "checkpoints",
+        str(corpus_trained_on(run).folder / "tokenizer.json"),
+        protocol,
+        run.folder / "crossing",
+        hardware_of(run),
+        range(run.seed, run.seed + 1),
+        baseline=True,
+    )
+
+
+def record_name(record: RunRecord) -> str:
+    """The name of a record's file: size, minutes and seed."""
+    minutes = record.budget.split("@")[0]
+    return f"{record.recipe['name'].replace(' ', '_')}-{minutes}-{record.seed}"
+
+
+def main(argv: list[str] | None = None):
+    """Read the command line, fine-tune, and write the records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("glue", help="folder of GLUE tasks")
+    parser.add_argument("out", type=Path, help="folder of records")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--pairs", help="folder of BLiMP's paradigms")
+    args = parser.parse_args(argv)
+    protocol = load_recipe("pocket").protocol
+    for folder in args.runs:
+        run, record = load_run(folder), RunRecord.read(folder / "record.json")
+        recipe = replace(run.recipe, protocol=protocol)
+        record = replace(record, recipe=asdict(recipe), results=glue_results(run, args.glue, protocol))
+        name = record_name(record)
+        if args.pairs:
+            judge_minimal_pairs([str(args.out / "blimp" / f"{name}.json"), str(folder / "export"), "--pairs", args.pairs])
+        (args.out / f"{name}.json").write_text(json.dumps(asdict(record), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A person's own table of texts and labels becomes a classifier, or an error of one line."""
+
+import csv
+import json
+import random
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from conftest import DOES, LIKE, THINGS, command, contents, lines
+
+import cramming_nb.hf  # noqa: F401
+from cramming_nb.export import classify
+from cramming_nb.labels import read_labels
+
+
+def rows_of(kind: str, count: int = 60) -> list[tuple]:
+    """Rows of a table, with its header: classes, pairs or numbers."""
+    rng = random.Random(3)
+    texts = [f"The {rng.choice(LIKE)} {rng.choice(THINGS)} {rng.choice(DOES)} number {i}." for i in range(count)]
+    if kind == "pairs":
+        rows = [(text, texts[i - i % 2], ("no", "yes")[i % 2]) for i, text in enumerate(texts)]
+        return [("question1", "question2", "is_duplicate"), *rows]
+    if kind == "numbers":
+        return [("text", "score"), *((text, f"{10 + len(text) / 10:.1f}") for text in texts)]
+    return [("text", "label"), *((text, ("good", "bad")["old" in text]) for text in texts)]
+
+
+def write(path: Path, rows: list[tuple]) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["classes", "pairs", "numbers"])
+def test_table_becomes_a_classifier(kind, a_copy):
+    write(a_copy.home / "mine.csv", rows_of(kind))
+    argv = ["finetune", "first", "mine.csv", "--epochs", "1"]
+    said = a_copy.command(*argv)
+    assert said.code == 0, said.err
+    for line in ("the same answer to every row", "counting words", "the fine-tuned model"):
+        assert re.search(rf"\| {line} \| -?\d+\.\d \(-?\d+\.\d–-?\d+\.\d\) \|", said.out), said.out
+    folder = a_copy.folder / "mine"
+    assert "## Use" in (folder / "report.md").read_text()
+    before = contents(folder)
+    again = a_copy.command(*argv)
+    assert again.code == 0 and said.out == again.out and contents(folder) == before
+    usual = stat.S_IMODE((folder / "export" / "config.json").stat().st_mode)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder / "export").iterdir()} == {usual}
+
+    texts = ["The old garden waits.", "The bright kettle sings."]
+    ours = classify(folder / "export", texts)
+    pipe = transformers.pipeline("text-classification", model=str(folder / "export"))
+    asked = dict(text=texts[0], text_pair=texts[1]) if kind == "pairs" else texts[0]
+    theirs = pipe(asked)
+    theirs = theirs[0] if isinstance(theirs, list) else theirs
+    assert theirs["label"] == ours[0][0][0] and theirs["score"] == pytest.approx(ours[0][0][1], abs=1e-4)
+    if kind == "numbers":
+        assert 10 < ours[0][0][1] < 16  # on the scale of the labels
+    shown = a_copy.command("predict", "first/mine", *texts)
+    assert shown.code == 0 and len(re.findall(r"^The", shown.out, re.M)) == (1 if kind == "pairs" else 2)
+
+    card = (folder / "export" / "README.md").read_text()
+    assert "number 1." not in card and "model-index" in card
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.S)
+    code = snippet.replace("THIS FOLDER", str(folder / "export"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_changed_table_takes_the_place_of_the_old(a_copy):
+    write(a_copy.home / "mine.csv", rows_of("classes"))
+    argv = ["finetune", "first", "mine.csv", "--epochs", "1"]
+    first = a_copy.command(*argv)
+    write(a_copy.home / "mine.csv", rows_of("classes", 80))
+    second = a_copy.command(*argv)
+    assert (first.code, second.code) == (0, 0) and "80 rows" in second.out
+    assert not list((a_copy.folder / "mine").glob("learning-*"))
+    assert json.loads((a_copy.folder / "mine" / "results.json").read_text())["rows"] == 64
+
+
+GOOD = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50))
+BAD_TABLES = {  # name: (content, options, words of the line)
+    "empty": (b"", "", "is empty"),
+    "no label column": (b"id,text\n" + GOOD.encode(), "--label label", "'label'", "id, text"),
+    "unknown columns": (b"a,b,c\n1,2,3\n", "", "a, b, c", "--text COLUMN"),
+    "one class": (b"text,label\n" + GOOD.replace(",b", ",a").encode(), "", "'a'", "tell apart"),
+    "empty text": (b"text,label\n" + GOOD.encode() + b" ,a\n", "", "line 52", "'text'"),
+    "empty label": (b"text,label\n" + GOOD.encode() + b"more,\n", "", "line 52", "'label'"),
+    "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
+    "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
+    "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "line 52", "UTF-8"),
+    "cells": (b"text,label\none, two,a\n", "", "line 2", "quotes"),
+    "quotes": (b'text,label\n"open,a\n' + GOOD.encode(), "", "quotes"),
+    "number": (b"text,label\n" + GOOD.encode(), "--kind numbers", "line 2", "'a'"),
+    "every row a label": (b"text,label\n" + b"".join(b"t %d,l%d\n" % (i, i) for i in range(50)), "", "--label"),
+    "epochs": (b"text,label\n" + GOOD.encode(), "--epochs -1", "0 or more"),
+    "name": (b"text,label\n" + GOOD.encode(), "--name export", "--name"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TABLES.values(), ids=BAD_TABLES)
+def test_bad_table_is_refused_in_one_line(what, finished, tmp_path):
+    content, options, *words = what
+    (tmp_path / "bad.csv").write_bytes(content)
+    before = contents(finished.folder)
+    said = command("finetune", finished.folder, "bad.csv", *options.split(), cwd=tmp_path, cache=finished.tiny.cache)
+    assert said.code == 2, said.out + said.err
+    (line,) = lines(said.err)
+    assert not [word for word in words if word not in line], line
+    assert contents(finished.folder) == before
+
+
+def test_stars_are_classes_or_numbers(tmp_path):
+    path = write(tmp_path / "stars.csv", [("review", "stars"), *((f"text {i}", 1 + i % 5) for i in range(60))])
+    assert read_labels(path).classes == ("1", "2", "3", "4", "5")
+    assert read_labels(path, kind="numbers").classes == ()
+
+
+def test_spreadsheet_of_another_country(tmp_path):
+    text = "\ufeffText;Label\r\n" + "".join(f'"a, b; {i}";{"ja" if i % 3 else "nein"}\r\n' for i in range(60))
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
+    labels = read_labels(tmp_path / "t.csv")
+    assert labels.classes == ("ja", "nein") and labels.data.train[0][0] == "a, b; 0"

@@ -1,0 +1,66 @@
+"""Own text as people have it: a book in one file, a folder, a bare path, a text that fills few pieces."""
+
+import json
+
+from conftest import command, lines
+
+from cramming_nb.corpus import CorpusConfig, get_corpus
+from cramming_nb.data import FEW_FILES, documents, source_files
+
+
+def book(tiny) -> str:
+    """The tiny text as one file with a blank line between its documents."""
+    rows = [json.loads(line) for line in tiny.text.read_text().splitlines()]
+    return "\n\n".join(row["text"] for row in rows if row["source"] != "noise")
+
+
+def test_a_book_named_by_its_path_trains(tiny, tmp_path):
+    (tmp_path / "book.txt").write_text(book(tiny))
+    argv = ["pretrain", tiny.recipe, "--source", "book.txt", "--budget", "1ktok", "--name", "mine"]
+    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    assert result.code == 0, result.err
+    assert "book.txt: cut into documents" in result.out
+    assert json.loads((tmp_path / "runs/mine/run.json").read_text())["source"] == "files:book.txt"
+    same = ["pretrain", tiny.recipe, "--source", "files:book.txt", *argv[4:]]
+    assert command(*same, cwd=tmp_path, cache=tmp_path / "cache").code == 0
+
+
+def test_a_folder_is_read_with_what_is_inside(tmp_path):
+    for name in ("b.txt", "deep/er/a.md", "c.jsonl", "picture.png", ".hidden/d.txt", "deep/.e.txt"):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text('{"text": "The old garden."}\n' if "json" in name else "A quiet river.")
+    found = [path.removeprefix(f"{tmp_path}/texts/") for path in source_files(str(tmp_path / "texts"))]
+    assert found == ["b.txt", "c.jsonl", "deep/er/a.md"]
+    assert len(list(documents(str(tmp_path / "texts")))) == len(list(documents(f"files:{tmp_path}/texts"))) == 3
+
+
+def test_many_files_are_not_cut(tmp_path):
+    for number in range(FEW_FILES):
+        (tmp_path / f"{number}.txt").write_text("The old garden follows a river.\n\n" * 400)
+    assert len(list(documents(str(tmp_path)))) == FEW_FILES
+    (tmp_path / "0.txt").unlink()
+    assert len(list(documents(str(tmp_path)))) > 5 * FEW_FILES
+
+
+def test_a_vocabulary_that_is_not_filled_is_made_smaller(tiny, tmp_path):
+    argv = ["pretrain", *tiny.options("1ktok"), "--name", "few", "--set", "corpus.vocab_size=9000"]
+    first = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    assert first.code == 0, first.err
+    assert "too few for a vocabulary of 9,000" in first.out
+    recipe = (tmp_path / "runs/few/recipe.yaml").read_text()
+    (size,) = {line.split()[1] for line in recipe.splitlines() if "vocab_size" in line}
+    assert int(size) < 9000
+    assert command(*argv, cwd=tmp_path, cache=tmp_path / "cache").code == 0  # the same command finds its run
+    other = command(*argv[:-1], "corpus.vocab_size=8000", cwd=tmp_path, cache=tmp_path / "cache")
+    assert other.code == 2 and "another run" in lines(other.err)[0]
+    exact = command(*argv[:-1], f"corpus.vocab_size={size}", cwd=tmp_path, cache=tmp_path / "cache")
+    assert exact.code == 0, exact.err
+
+
+def test_each_tokenizer_may_be_smaller(tiny, tmp_path):
+    for tokenizer in ("wordpiece", "bpe", "unigram"):
+        config = CorpusConfig(tokenizer, vocab_size=9000, seq_length=32, filter_threshold=0, heldout=0.05)
+        corpus = get_corpus(f"files:{tiny.text}", config, tmp_path, progress=False)
+        size = corpus.tokenizer.get_vocab_size()
+        assert 100 < size < 9000 and corpus.manifest["config"]["vocab_size"] == size
+        assert corpus.rows[:].max() < size

@@ -1,0 +1,130 @@
+"""An exported model is sent to a stand-in of the hub, and loaded from there by its name."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cramming_nb.export import SHARED_FILES
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """What the hub answers when a model is made, a commit is sent, and a file is asked for."""
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, content: dict | bytes, status: int = 200, **headers: str):
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        hub = self.server
+        hub.asked.append((self.path, self.headers.get("Authorization")))
+        if self.headers.get("Authorization") != "Bearer hf_good":
+            self.answer(dict(error="Invalid username or password."), 401)
+        elif self.path == "/api/repos/create":
+            hub.made = json.loads(body)
+            self.answer(dict(url=f"{hub.address}/somebody/thimble", name="somebody/thimble"))
+        elif self.path == "/api/validate-yaml":  # the head of the model card, before it is sent
+            valid = json.loads(body)["content"].startswith("---")
+            self.answer(dict(errors=[] if valid else [dict(message="no head")], warnings=[]))
+        elif "/preupload/" in self.path:
+            files = [
+                dict(path=file["path"], uploadMode="regular", shouldIgnore=False) for file in json.loads(body)["files"]
+            ]
+            self.answer(dict(files=files))
+        elif "/commit/" in self.path:
+            for line in body.decode().splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    hub.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            self.answer(dict(commitUrl=f"{hub.address}/somebody/thimble/commit/{SHA}", commitOid=SHA, success=True))
+        else:
+            self.answer(dict(error="not here"), 404)
+
+    def do_GET(self):
+        name = self.path.rpartition("/")[2]
+        if "/resolve/" in self.path and name in self.server.files:
+            content = self.server.files[name]
+            self.answer(content, ETag=f'"{len(content)}"', X_Repo_Commit=SHA, Content_Type="application/octet-stream")
+        elif self.path.startswith("/api/models/somebody/thimble"):
+            siblings = [dict(rfilename=name) for name in self.server.files]
+            listed = [dict(type="file", path=n, size=len(c), oid=SHA) for n, c in self.server.files.items()]
+            info = dict(id="somebody/thimble", sha=SHA, siblings=siblings, private=False, tags=[])
+            self.answer(listed if "/tree/" in self.path else info)
+        else:
+            self.answer(dict(error="Entry not found"), 404, X_Error_Code="EntryNotFound", X_Repo_Commit=SHA)
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    server.address = f"http://127.0.0.1:{server.server_port}"
+    server.files, server.asked, server.made = {}, [], {}
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_dry_run_shows_and_sends_nothing(hub, finished, cram):
+    said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble", "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert not [name for name in SHARED_FILES if name not in said.stdout]
+    assert "model-index" in said.stdout and "type: loss" in said.stdout
+    assert hub.asked == []
+
+
+def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram):
+    folder = a_copy.folder / "export"
+    (folder / "diary.txt").write_text("for me alone")
+    (folder / "modeling.py").write_text("print('code')")
+    said = cram("export", folder, "--push-to", "somebody/thimble", "--private")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == f"{hub.address}/somebody/thimble"
+    assert set(hub.files) == set(SHARED_FILES)
+    assert "private" in json.dumps(hub.made)
+    assert hub.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    card = hub.files["README.md"].decode()
+    assert "THIS FOLDER" not in card and 'model="somebody/thimble"' in card
+    code = """import cramming_nb.hf
+from transformers import pipeline
+print(pipeline("fill-mask", model="somebody/thimble")("the [MASK] is")[0]["token_str"])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_finished_run_is_exported_and_sent(hub, a_copy, monkeypatch, cram):
+    said = cram("export", a_copy.folder, "--push-to", "somebody/thimble", "--data-dir", a_copy.tiny.cache)
+    assert said.returncode == 0, said.stderr
+    assert set(hub.files) == set(SHARED_FILES)
+
+
+def test_a_stranger_is_told_to_log_in(hub, finished, cram, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_bad")
+    said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble")
+    assert said.returncode == 2 and said.stderr.count("\n") == 1, said.stderr
+    assert "hf auth login" in said.stderr and hub.files == {}
