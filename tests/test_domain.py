@@ -20,8 +20,6 @@ NEURAL = ("own", "general", "random")
 
 @pytest.fixture(scope="module")
 def record() -> dict:
-    if not RECORD.exists():
-        pytest.skip("the record of the example is not made yet (tests/domain.py); its page waits as nbs/lab/_domain.ipynb")
     return json.loads(RECORD.read_text())
 
 
