@@ -266,8 +266,8 @@ def held_back_score(data: TaskData, config: CountingConfig, folds: int = 3, seed
 def baselines(tasks: dict[str, TaskData], folder: Path, progress: bool = True) -> list[dict]:
     """Results of both baselines on each task: the same answer to every row, and word counts.
 
-    Results of word counts are kept in `folder`. Test rows are not answered: nobody submits a
-    baseline.
+    Results of word counts are kept in `folder`. Test rows are not answered, since
+    a baseline is not submitted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(asdict(CountingConfig()))

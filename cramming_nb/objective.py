@@ -103,7 +103,7 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     seen = torch.where(becomes_random, random_token, original)
     seen = torch.where(becomes_mask, MASK, seen)
 
-    # 3. The positions that count; the others keep their token.
+    # 3. Write it into the sequence, at the positions that count; the others keep their token.
     limit = 1 << 32 if config.exact else int(config.mlm_probability * 2**32)
     counted = chosen_numbers < limit
     masked = ids.scatter(1, positions, torch.where(counted, seen, original))

@@ -1,6 +1,6 @@
--- What a reader skips at first is folded: imports, the code of a figure, and source of more than forty lines.
+-- What a reader skips at first is folded: imports, the code of a figure, and source of more than sixty lines.
 -- A cell that says itself how it is shown (#| code-fold) keeps its word, except where nbdev says it of every exported cell.
-local LONG = 40
+local LONG = 60
 
 local function only_imports(code)
   local open = false

@@ -155,7 +155,7 @@ def test_five_places_are_where_the_readme_says():
     section = text.split("### Five places in the code\n")[1].split("\n## ")[0]
     row = re.compile(
         r"\| .* \| `(\w+)`(?: of `(\w+)`)? in `(cramming_nb/\w+\.py)` \| "
-        r"\[(\w+): (.*)\]\((\w+\.ipynb)#([\w-]+)\) \|"
+        r"\[(\w+): ([^\]]*)\]\((\w+\.ipynb)#([\w-]+)\)(?:, \[.*)? \|"
     )
     places = [row.fullmatch(line) for line in section.strip().splitlines()[2:]]
     assert len(places) == 5 and all(places)
@@ -164,4 +164,5 @@ def test_five_places_are_where_the_readme_says():
         assert (f"{owner}.{name}" if owner else name) in definitions(ROOT / file)
         assert Path(notebook).name.startswith(f"{chapter}_")
         assert headings(ROOT / "nbs" / notebook)[anchor] == heading
-    assert "num_predicted" in section and "num_predicted" in definitions(PACKAGE / "objective.py")
+    assert "`train_step`" in section and "TrainingRun.train_step" in definitions(PACKAGE / "training.py")
+    assert "self.trainer.update(" in (PACKAGE / "training.py").read_text()
