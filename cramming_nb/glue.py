@@ -291,7 +291,7 @@ def row_lengths(encoded: list[Views]) -> np.ndarray:
     return np.array([max(map(len, views)) for views in encoded])
 
 def collate(encoded: list[Views], device: Device, length: int = 0) -> tuple[Tensor, Tensor]:
-    """Token ids [B * views, S] and padding mask, true where a token is real, on the device.
+    """Token ids [B * views, S] and attention mask, true where a token is real, on the device.
 
     The views of a row stand one after the other. S is the length of the longest sequence, or
     `length` if that is more.
