@@ -285,6 +285,8 @@ class Page:
         """Run pandoc; its warnings are findings, but for citations: `resolve` knows their cells."""
         command = [pypandoc.get_pandoc_path(), *arguments]
         done = subprocess.run(command, input=stdin, text=True, capture_output=True, check=False)
+        if done.returncode:
+            sys.exit(f"{self.name}: pandoc ended with exit code {done.returncode}: {done.stderr.strip()}")
         self.findings += [f"{self.name}: pandoc: {line}" for line in done.stderr.splitlines() if "Citeproc" not in line]
         return done.stdout
 
@@ -325,7 +327,6 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
     """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(processed, out, ignore=shutil.ignore_patterns("*.ipynb", "*.yml", ".*", "_*"))
-    add(out)
     names = sorted(str(p.relative_to(processed)) for p in processed.rglob("*.ipynb"))
     names = [name for name in names if not re.search(r"(^|/)[._]", name)]
     entries = yaml.safe_load((source / "sidebar.yml").read_text())["website"]["sidebar"]["contents"]
@@ -372,6 +373,7 @@ def build(source: Path, processed: Path, out: Path, bibliography: Path, site: st
         (out / page.href).parent.mkdir(parents=True, exist_ok=True)
         (out / page.href).write_text(html)
         anchors[page.href] = set(lxml.html.document_fromstring(html).xpath("//@id"))
+    add(out)
     for page in pages.values():
         for page.cell, url, target, anchor in page.links:
             is_file = target not in anchors and (out / target).is_file()

@@ -105,8 +105,8 @@ def look(browser: Browser, home: str, page: str, shots: Path) -> list[str]:
 def dead_links(site: Path, pages: list[str]) -> list[str]:
     """Links and anchors of the built pages that lead nowhere on the site: a line for each page and link.
 
-    LinkChecker, a library for this, fetches and parses a page again for each anchor that is asked of it, and takes
-    hours over the thousands of links from names to their definitions; here each page is parsed once, by lxml.
+    LinkChecker, a library for this, fetches and parses a page again for each anchor that is asked of it. The site has
+    thousands of links from names to their definitions, so here each page is parsed once, by lxml.
     """
     trees = {page: lxml.html.parse(site / page).getroot() for page in pages}
     anchors = {page: {*tree.xpath("//@id"), *tree.xpath("//a/@name")} for page, tree in trees.items()}
