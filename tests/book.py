@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
 IMAGES = "README_files"
 WARNING = re.compile(r"\bWARN(ING)?\b|unable to resolve|citation \S+ not found", re.I)  # what Quarto says, and goes on
-QUIET = ["--IPKernelApp.log_level=CRITICAL"]
+KERNEL = [
+    "--IPKernelApp.log_level=CRITICAL",
+    "--InlineBackend.figure_formats={'retina'}",  # twice the pixels, and their size on the page
+]
 os.environ["PYTHONWARNINGS"] = (
     "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
 )
@@ -62,7 +65,7 @@ def run(names: list[str]):
         print(path.relative_to(ROOT), flush=True)
         nb = nbformat.read(path, as_version=4)
         try:
-            Author(nb, timeout=600, extra_arguments=QUIET, resources={"metadata": {"path": path.parent}}).execute()
+            Author(nb, timeout=600, extra_arguments=KERNEL, resources={"metadata": {"path": path.parent}}).execute()
         except CellExecutionError as error:
             sys.exit(f"{path.relative_to(ROOT)} was left as it was:\n{error}")
         nbformat.write(nb, path)
