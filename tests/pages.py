@@ -163,7 +163,8 @@ class Page:
             file = (self.out / self.href).with_name(f"{Path(self.href).stem}_{self.cell}_{i}.{IMAGES[kind]}")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(body.encode() if kind == "image/svg+xml" else base64.b64decode(body))
-            wide = output.get("metadata", {}).get(kind, {}).get("width")  # in CSS pixels; the file may have twice as many
+            # The width is in CSS pixels; the file may have twice as many.
+            wide = output.get("metadata", {}).get(kind, {}).get("width")
             width, alt = f' width="{wide}"' if wide else "", escape(str(given.get("fig-alt", "")))
             kind, body = "text/html", f'<img src="{file.name}"{width} alt="{alt}">'
         form = {"text/html": "{=html}", "text/plain": "{.output}"}.get(kind)
