@@ -29,7 +29,7 @@ from .glue import TaskData, Task, constant_answer, score_predictions
 # %% ../nbs/11d_counting.ipynb #40a8d438
 @dataclass(frozen=True)
 class CountingConfig:
-    "What is counted, and how strongly the linear model is held back; the same for all tasks."
+    "What is counted, and how strongly the linear model is regularised; the same for all tasks."
     words: int = 3         # longest n-gram of words; the shortest is one word
     characters: int = 4    # longest n-gram of characters, from 2; 0 leaves them out
     min_rows: int = 1      # texts that an n-gram must occur in
@@ -100,7 +100,7 @@ def total(weights: csr_matrix) -> np.ndarray:
     return np.asarray(weights.sum(axis=1)).ravel()
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    "Part by whole; 0 where the whole is 0."
+    "Part divided by whole; 0 where the whole is 0."
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 def measures(first: csr_matrix, second: csr_matrix) -> np.ndarray:

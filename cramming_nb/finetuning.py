@@ -39,7 +39,7 @@ from .tokenizer import PAD
 # %% ../nbs/11b_fast_finetuning.ipynb #b5fd059a
 def length_buckets(lengths: np.ndarray, batch_size: int, rng: np.random.Generator,
                    pool: int = 50) -> list[np.ndarray]:
-    "Batches of rows of similar length: rows are sorted within pools of so many batches."
+    "Batches of rows of similar length: rows are sorted within pools of `pool` batches."
     pools = random_batches(len(lengths), pool * batch_size, rng)
     ordered = [rows[np.argsort(lengths[rows], kind="stable")] for rows in pools]
     batches = np.split(np.concatenate(ordered), range(batch_size, len(lengths), batch_size))
@@ -48,7 +48,7 @@ def length_buckets(lengths: np.ndarray, batch_size: int, rng: np.random.Generato
 
 def epoch_batches(lengths: np.ndarray, protocol: Protocol,
                   rng: np.random.Generator) -> list[np.ndarray]:
-    "The batches of one epoch, as a protocol has them; at least one."
+    "The batches of one epoch, as a protocol asks for them; at least one."
     if protocol.by_length:
         batches = length_buckets(lengths, protocol.batch_size, rng)
     else:
@@ -56,7 +56,7 @@ def epoch_batches(lengths: np.ndarray, protocol: Protocol,
     return full_batches(batches, protocol.batch_size) if protocol.drop_last else batches
 
 def all_batches(lengths: np.ndarray, protocol: Protocol, seed: int) -> list[np.ndarray]:
-    "The batches of all epochs, as a protocol has them."
+    "The batches of all epochs, as a protocol asks for them."
     rng = np.random.default_rng(seed)
     batches = []
     for _ in range(protocol.epochs):

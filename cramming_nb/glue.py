@@ -42,11 +42,11 @@ PAPER_SCORES = {  # MNLI-m, MNLI-mm, SST-2, STS-B, RTE, QNLI, QQP, MRPC, CoLA; i
 
 # %% ../nbs/11_glue.ipynb #7f2bc2db
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    "Share of labels predicted."
+    "Share of predictions that equal their label."
     return float((predicted == labels).mean())
 
 def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
-    "Harmonic mean of precision and recall of class 1; 0 where neither side has any."
+    "Harmonic mean of precision and recall of class 1; 0 if neither side contains class 1."
     from sklearn.metrics import f1_score
     return float(f1_score(labels, predicted, zero_division=0))
 
@@ -92,7 +92,7 @@ class Task:
         return (usual, *self.others)
 
     def number(self, label: object) -> int | float:
-        "A label, a word or a number, as the number a model learns; else ValueError."
+        "The number that a model learns for a label, which is a word or a number; else ValueError."
         if self.labels is None:
             value = float(label)
             if 0 <= value <= 5:
@@ -147,8 +147,8 @@ AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # rows for the mode
 def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dict[str, TaskData]:
     """The tasks found in a folder with TASK/train.jsonl or .tsv, or on the hub (hub:DATASET).
 
-    `names` chooses among them; without it, all but WNLI are read. `tests` also reads the rows of a
-    submission.
+    `names` chooses among them; without it, all but WNLI are read. With `tests`, the
+    unlabelled test rows that a submission needs are read, too.
     """
     for name in names:
         if name not in TASKS:
@@ -235,7 +235,7 @@ PROTOCOLS = {
 
 # %% ../nbs/11_glue.ipynb #4b18be9a
 def for_task(protocol: Protocol, name: str, data: dict[str, TaskData]) -> Protocol:
-    """A protocol as one task is fine-tuned by it, with the warm-up as a share of its own steps.
+    """The protocol of one task: its warm-up is a share of the task's own steps.
 
     A task of single sentences has no pairs to read, so its `pairs` is the default.
     """
@@ -352,7 +352,7 @@ class Targets:
 # %% ../nbs/11_glue.ipynb #89d7032b
 def fine_tune(model: SequenceClassifier, encoded: list[Views], targets: Targets,
               batches: list[np.ndarray], protocol: Protocol, device: Device):
-    "Train a classifier on batches of a task's encoded rows, which are given by their numbers."
+    "Train a classifier on a task's encoded rows; each batch holds the numbers of its rows."
     weights = dict(model.named_parameters())
     no_decay = [weights.pop(name) for name in parameter_groups(model)["no_decay"]]
     groups = [dict(params=no_decay, weight_decay=0.0),
@@ -372,7 +372,7 @@ def fine_tune(model: SequenceClassifier, encoded: list[Views], targets: Targets,
 @torch.no_grad()
 def predict(model: SequenceClassifier, encoded: list[Views], targets: Targets,
             device: Device, batch_size: int = 64) -> np.ndarray:
-    "The class of each encoded row [N], or its value."
+    "The predicted class, or value, of each encoded row [N]."
     model.eval()
     answers = []
     for start in range(0, len(encoded), batch_size):
@@ -392,7 +392,7 @@ def replicates(metric: Callable, predicted: np.ndarray, labels: np.ndarray,
     return scores
 
 def percentiles(scores: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    "The interval that holds the middle of some resampled scores; `level` is the share it holds."
+    "The interval that holds the middle share `level` of some resampled scores."
     low, high = np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

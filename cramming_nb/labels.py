@@ -96,7 +96,7 @@ def choose_columns(
     texts = texts or known_texts(names)
     others = {key: name for key, name in names.items() if name not in texts}
     label = label or next((others[name] for name in LABEL_NAMES if name in others), "")
-    if len(columns) == 2 and len(texts) + bool(label) == 1:  # the other one is the other
+    if len(columns) == 2 and len(texts) + bool(label) == 1:  # the remaining one
         texts = texts or tuple(name for name in columns if name != label)
         label = label or next(name for name in columns if name not in texts)
     if not texts or not label or label in texts or len(texts) > 2:
@@ -106,7 +106,7 @@ def choose_columns(
     return texts, label
 
 # %% ../nbs/16a_labels.ipynb #bd7136bb
-MOST_CLASSES = 20  # whole numbers of more kinds are a regression
+MOST_CLASSES = 20  # more different whole numbers than these are a regression
 FEWEST_ROWS = 40
 
 def as_number(text: str) -> float | None:
@@ -146,7 +146,7 @@ class LabelTable:
         return self.data.task.labels or ()
 
     def describe(self) -> str:
-        "A line on what was understood."
+        "One line that says how the table was understood."
         rows = len(self.data.train)
         texts = " and ".join(repr(name) for name in self.texts)
         if self.classes:
@@ -435,7 +435,7 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
         held_back=len(rows), epochs=protocol.epochs,
         results=[same_answer(data), count_words(data), model],
         mistakes=wrong_rows(labels, rows, predicted.tolist()))
-    values = json.loads(json.dumps(values))  # as it is found again
+    values = json.loads(json.dumps(values))  # as a later call reads them
     found = Finetuned(folder, **values)
     with atomic_write(folder / "export") as part:
         part.mkdir()

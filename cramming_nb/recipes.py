@@ -172,8 +172,8 @@ BERT_BASE = replace(
 # The reference's BERT, the class in transformers: logits at all positions.
 BERT_BASE_ALL_LOGITS = replace(BERT_BASE, sparse_head=False)
 
-BERNOULLI = ObjectiveConfig(0.15, exact=False)  # each word by itself; never a special token
-EXACT = ObjectiveConfig(0.15)                   # 19 of 128
+BERNOULLI = ObjectiveConfig(0.15, exact=False)  # each token by itself; never a special one
+EXACT = ObjectiveConfig(0.15)                   # exactly 19 tokens of 128
 
 # %% ../nbs/12_recipes.ipynb #cced2930
 # What the reference calls bert-original: decay in the gradient, no clipping, batch 512.
@@ -246,7 +246,7 @@ CRAMMED_RECIPES = [
 
     # The first version. Its batch grows over 300,000 micro-batches; what share of a day that is
     # depends on the GPU, and batch_ramp=0.5 is a guess: half of the 600,000 in its plan.
-    # Not expressed: scales of norms, which decay in that version.
+    # Not expressed: weight decay of the norms' scales in that version.
     Recipe(
         "crammed-v1",
         corpus=CorpusConfig(dedup=75),

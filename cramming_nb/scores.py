@@ -54,7 +54,7 @@ def show(value: float, interval: tuple | list | None = None) -> str:
     return f"{value:.1f} ({low:.1f}–{high:.1f})"
 
 # %% ../nbs/11c_scores.ipynb #aacc1089
-FINE_TUNED = ("random", "pretrained")  # lines of models; other lines are baselines without one
+FINE_TUNED = ("random", "pretrained")  # lines of models; other lines are baselines without a model
 LINE_NAMES = dict(  # what tables call them
     constant="the same answer to every row",
     counting="counting words",
@@ -101,7 +101,7 @@ class ScoreTable:
         self.weights = mean_weights(self.columns)  # of the columns in each mean
 
     def scores(self, init: str, column: str, what: str = "scores") -> list:
-        "All scores of a column, in percent, one a seed; or its `intervals` or `replicates`."
+        "All scores of a column, in percent, one per seed; or its `intervals` or `replicates`."
         return [(100 * np.array(r[what][column])).tolist() for r in self.results
                 if r["init"] == init and column in r.get(what, ())]
 
