@@ -38,7 +38,7 @@ class Budget:
     amount: float  # in `unit`
     unit: str      # a field of `Spent`: "seconds", "tokens", "flops" or "steps"
     text: str      # as the user wrote it
-    rate: float = 0.0  # tokens that count as one second, of a rated budget; 0: the clock's seconds
+    rate: float = 0.0  # of a time with a speed: tokens that count as a second; 0: real seconds
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
@@ -89,7 +89,7 @@ class Clock:
         return self
 
     def seconds(self, tokens: int) -> float:
-        "Seconds spent once `tokens` positions were trained on."
+        "Seconds spent after training on `tokens` tokens."
         if self.rate:
             return tokens / self.rate
         if self.started is None:

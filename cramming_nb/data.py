@@ -285,7 +285,7 @@ def file_documents(paths: list[str], column: str = "text",
 # %% ../nbs/01_data.ipynb #143e59f4
 LONG_FILE = 10_000                # bytes on disk; a longer text file may be cut
 SHORTEST, LONGEST = 1_000, 2_000  # characters of the documents that it is cut into
-FEW_FILES = 300                   # with as many files, each is one document
+FEW_FILES = 300                   # with this many files or more, each is one document
 
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 
@@ -439,7 +439,7 @@ def single_sources(source: str) -> list[str]:
     return found
 
 def full_source(source: str) -> str:
-    "The same source with the kind of each part; what cannot be understood stays as it is."
+    "A source string with the kind of each source written out; unchanged if one is not understood."
     try:
         return " + ".join(single_sources(source))
     except UserError:

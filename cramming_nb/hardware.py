@@ -60,7 +60,7 @@ class Device:
     backend = "gloo"         # how processes of one job exchange tensors, for torch.distributed
     first_rows = 16          # micro-batch size, in sequences, at which a search begins,
     most_rows = 64           # and at which it ends
-    pad_multiple = 2         # fine-tuning pads a batch to a multiple of so many tokens
+    pad_multiple = 2         # fine-tuning pads a batch to a multiple of this many tokens
     finetune_jobs = 64       # fine-tunings at a time, where memory and CPU threads allow
     sparse_embedding = True  # whether sparse gradients of the embedding save time, chapter 11b
     cheap_dropout = True     # whether 16-bit random numbers for dropout save time, chapter 11b
