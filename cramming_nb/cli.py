@@ -595,7 +595,7 @@ class Measure:
 @dataclass
 class BenchTrain(Measure):
     """Measure training steps: ours, the paper's code and `transformers`, all of them compiled.
-    Prints tokens a second, the share of the hardware's peak that we use, and memory."""
+    Prints tokens a second, our share of the measured matrix rate (MFU), and memory."""
     size: Literal["small", "full"] = "small"  # 4 layers of width 256, or the paper's 16 of 768.
     rounds: int = 5  # How often each implementation takes its turn.
     rows: BatchRows = None

@@ -111,7 +111,7 @@ def has_started(run: Run) -> bool:
 def locked(run: Run, corpus: Corpus) -> Iterator[None]:
     """Lock the run's folder while the `with` block runs.
 
-    A damaged corpus is refused before. Then, under the lock, the folder must be new or hold this
+    A damaged corpus is refused first. Then, under the lock, the folder must be new or hold this
     run, trained on the same sequences so far. Process 0 does this for all.
     """
     if run.group.rank:
