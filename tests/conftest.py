@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles the package anew
 
 import pytest
 
@@ -90,17 +92,19 @@ def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def measure_briefly():
-    """Let runs of this process measure the matrix rate for milliseconds: in full, that is most of what a tiny run does.
+def work_briefly():
+    """Let runs of this process measure the matrix rate for milliseconds, and make probe tasks of few rows.
 
-    It is measured in full by test_gpu and test_loop, and in processes that start anew, as `torchrun`'s.
+    In full, the two are most of what a tiny run does. They are done in full by test_gpu and test_loop, and in
+    processes that start anew, as those of `torchrun` and of test_on_gpu.
     """
-    from cramming_nb import hardware, run, training
+    from cramming_nb import hardware, probes, run, training
 
     def brief(machine: hardware.Hardware, seconds: float = 0.0) -> float:
         return hardware.matrix_rate(machine, seconds=0.005, size=128)
 
     run.matrix_rate = training.matrix_rate = brief
+    run.probe_tasks = partial(probes.probe_tasks, train=320, dev=160)
 
 
 def lines(err: str) -> list[str]:
@@ -115,20 +119,21 @@ def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     sys.stdout = sys.stderr = open(output, mode, buffering=1)
     from cramming_nb.cli import main
 
-    measure_briefly()
+    work_briefly()
     sys.exit(main(argv))
 
 
 class Killable:
-    """`cram` in a process of its own, forked from a server that has loaded torch once."""
+    """`cram` in a process of its own, forked from a server that has loaded once what takes seconds to load."""
 
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["cramming_nb.run"])
+    server.set_forkserver_preload(["cramming_nb.run", "cramming_nb.counting", "scipy.stats", "torch._dynamo"])
+    body = staticmethod(child)
 
     def __init__(self, *argv, cwd: Path, cache: Path):
         self.output = cwd / "output.txt"
         self.process = self.server.Process(
-            target=child, args=([str(a) for a in argv], str(cwd), str(cache), str(self.output))
+            target=self.body, args=([str(a) for a in argv], str(cwd), str(cache), str(self.output))
         )
         self.process.start()
 
@@ -176,7 +181,7 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Tiny:
-    measure_briefly()
+    work_briefly()
     return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
