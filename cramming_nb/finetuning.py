@@ -505,7 +505,7 @@ def evaluate(data: dict[str, TaskData],       # tasks
     if protocol.mnli_first and "mnli" not in data:
         raise UserError("protocol mnli-first needs MNLI; add its folder MNLI/ to the tasks, "
                         "or choose another protocol")
-    import scipy.stats, sklearn.metrics  # here, since an import within a job may swallow Ctrl-C
+    import scipy.stats  # here, since an import within a job may swallow Ctrl-C
     folder.mkdir(parents=True, exist_ok=True)
     checksums = result_checksums(data, protocol, checkpoints)
     files = ResultFiles(folder, checksums)

@@ -47,8 +47,9 @@ def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     "Harmonic mean of precision and recall of class 1; 0 if neither side contains class 1."
-    from sklearn.metrics import f1_score
-    return float(f1_score(labels, predicted, zero_division=0))
+    found = ((predicted == 1) & (labels == 1)).sum()
+    total = (predicted == 1).sum() + (labels == 1).sum()  # answered 1, and labelled 1
+    return float(2 * found / total) if total else 0.0
 
 # %% ../nbs/11_glue.ipynb #8ff142b2
 def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:

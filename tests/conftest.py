@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles the package anew
 
 import pytest
 
@@ -90,17 +92,19 @@ def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def measure_briefly():
-    """Let runs of this process measure the matrix rate for milliseconds: in full, that is most of what a tiny run does.
+def work_briefly():
+    """Let runs of this process measure the matrix rate for milliseconds, and make probe tasks of few rows.
 
-    It is measured in full by test_gpu and test_loop, and in processes that start anew, as `torchrun`'s.
+    In full, the two are most of what a tiny run does. They are done in full by test_gpu and test_loop, and in
+    processes that start anew, as those of `torchrun` and of test_on_gpu.
     """
-    from cramming_nb import hardware, run, training
+    from cramming_nb import hardware, probes, run, training
 
     def brief(machine: hardware.Hardware, seconds: float = 0.0) -> float:
         return hardware.matrix_rate(machine, seconds=0.005, size=128)
 
     run.matrix_rate = training.matrix_rate = brief
+    run.probe_tasks = partial(probes.probe_tasks, train=320, dev=160)
 
 
 def lines(err: str) -> list[str]:
@@ -115,20 +119,21 @@ def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     sys.stdout = sys.stderr = open(output, mode, buffering=1)
     from cramming_nb.cli import main
 
-    measure_briefly()
+    work_briefly()
     sys.exit(main(argv))
 
 
 class Killable:
-    """`cram` in a process of its own, forked from a server that has loaded torch once."""
+    """`cram` in a process of its own, forked from a server that has loaded once what takes seconds to load."""
 
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["cramming_nb.run"])
+    server.set_forkserver_preload(["cramming_nb.run", "cramming_nb.counting", "scipy.stats", "torch._dynamo"])
+    body = staticmethod(child)
 
     def __init__(self, *argv, cwd: Path, cache: Path):
         self.output = cwd / "output.txt"
         self.process = self.server.Process(
-            target=child, args=([str(a) for a in argv], str(cwd), str(cache), str(self.output))
+            target=self.body, args=([str(a) for a in argv], str(cwd), str(cache), str(self.output))
         )
         self.process.start()
 
@@ -176,7 +181,7 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Tiny:
-    measure_briefly()
+    work_briefly()
     return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
@@ -209,32 +214,28 @@ def a_copy(finished, tmp_path) -> Finished:
     return finished.copy(tmp_path)
 
 
-@pytest.fixture
-def cram(tmp_path):
-    """`cram` as a user starts it: a new process, in a folder of the test's own."""
-
-    def start(*argv, cwd: Path = tmp_path, python: tuple = ()) -> subprocess.CompletedProcess:
-        call = [sys.executable, *python, "-c", "import sys; from cramming_nb.cli import main; sys.exit(main())"]
-        env = {**os.environ, "CRAM_CACHE": str(tmp_path / "cache")}
-        return subprocess.run([*call, *map(str, argv)], cwd=cwd, env=env, capture_output=True, text=True)
-
-    return start
-
-
 # A Python process in which third-party packages are loaded, but neither transformers nor this one. For each code that
 # it reads it forks: the code runs as in a new process, without waiting seconds for torch.
 FORKS = """
 import json, os, sys, tempfile, traceback
-import torch, torch.distributed.fsdp, torch.distributed.tensor, torch.export
+import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.export
 import joblib, matplotlib.pyplot, pyarrow.parquet, scipy.optimize, scipy.stats, sklearn.metrics, tokenizers
+import sklearn.feature_extraction.text, sklearn.linear_model, sklearn.multiclass, sklearn.pipeline
 for line in sys.stdin:
+    source, cwd, env = json.loads(line)
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     child = os.fork()
     if not child:
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        os.chdir(cwd)
+        os.environ.clear(), os.environ.update(env)
         code = 0
         try:
-            exec(compile(json.loads(line), "<string>", "exec"), {"__name__": "__main__"})
+            exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
         except BaseException:
             code = 1
             traceback.print_exc()
@@ -251,17 +252,31 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="session")
 def run_python():
-    """Runs code in a new process that has not loaded transformers nor this package."""
+    """Runs code in a new process that has not loaded transformers nor this package, in a folder if one is given."""
     server = subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def run(code: str) -> Said:
-        server.stdin.write(json.dumps(code) + "\n")
+    def run(code: str, cwd: Path = Path(), **env: str) -> Said:
+        server.stdin.write(json.dumps([code, str(cwd.absolute()), os.environ | env]) + "\n")
         server.stdin.flush()
         return Said(*json.loads(server.stdout.readline()))
 
     yield run
     server.stdin.close()
     assert server.wait() == 0
+
+
+@pytest.fixture
+def cram(tmp_path, run_python):
+    """`cram` in a process that has loaded nothing of this package, in a folder of the test's own."""
+
+    def start(*argv) -> Said:
+        code = f"""import sys
+from cramming_nb.cli import main
+sys.argv = ["cram", *{[str(a) for a in argv]!r}]
+sys.exit(main())"""
+        return run_python(code, tmp_path, CRAM_CACHE=str(tmp_path / "cache"))
+
+    return start
 
 
 GLUE_ROWS = dict(

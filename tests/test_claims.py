@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import book
@@ -22,11 +23,13 @@ FIELDS = set("id group claim section numbers where expects tests verdict basis o
 AUDIT = {"R": 6, "I": 3, "D": 17, "A": 32, "T": 18, "G": 10, "B": 2, "L": 1, "X": 1}
 
 
+@cache
 def cells(notebook: str, kind: str) -> list[dict]:
     """The cells of a notebook in nbs/ that are of a kind."""
     return [c for c in json.loads((NBS / notebook).read_text())["cells"] if c["cell_type"] == kind]
 
 
+@cache
 def anchors(notebook: str) -> set[str]:
     """What a link to a page may end with: labels of figures and sections, and headings as pandoc names them."""
     found = set()
@@ -40,6 +43,7 @@ def anchors(notebook: str) -> set[str]:
     return found
 
 
+@cache
 def printed(notebook: str) -> str:
     """What the code cells of a notebook have printed, and the labels of their figures."""
     parts = []

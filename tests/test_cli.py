@@ -19,8 +19,9 @@ HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "n
 
 
 @pytest.mark.parametrize("argv", ["--help", "--version", "run --help"])
-def test_answers_without_loading_torch(argv, cram):
-    result = cram(*argv.split(), python=("-X", "importtime"))
+def test_answers_without_loading_torch(argv):
+    call = [sys.executable, "-X", "importtime", "-c", "import sys; from cramming_nb.cli import main; sys.exit(main())"]
+    result = subprocess.run([*call, *argv.split()], capture_output=True, text=True)
     imports = [line for line in result.stderr.splitlines() if "import time:" in line]
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in imports}
     assert result.returncode == 0 and "tyro" in loaded
@@ -161,7 +162,8 @@ def test_options_set_what_they_say(tiny, tmp_path):
         assert (mistake or "nosuch") in result.err  # without a mistake, the text is the next thing to be missed
 
 
-def test_real_process_exits_with_the_code(cram):
-    result = cram("predict", "nosuch", "a [MASK]")
+def test_real_process_exits_with_the_code(tmp_path):
+    call = [sys.executable, "-m", "cramming_nb.cli", "predict", "nosuch", "a [MASK]"]
+    result = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("cram: no run 'nosuch'") and result.stderr.count("\n") == 1

@@ -7,11 +7,12 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Killable, command, hidden, sentence, write_jsonl
+from conftest import Killable, child, command, hidden, sentence, write_jsonl
 
 from cramming_nb import corpus as corpus_module
 from cramming_nb.budget import UserError
@@ -25,6 +26,7 @@ from cramming_nb.corpus import (
     pack,
     shuffled_tokens,
 )
+from cramming_nb.data import BATCH, batches
 from cramming_nb.stages import (
     Local,
     ShardedArray,
@@ -41,13 +43,36 @@ CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldo
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
 
 
+small_batches = partial(batches, size=BATCH // 8)  # so that an eighth of the text makes as many chunks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks():
+    """Let builds of this process read in small batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_module, "batches", small_batches)
+        yield
+
+
+def build(*given):
+    """The body of a process that builds a corpus, also in small batches."""
+    corpus_module.batches = small_batches
+    child(*given)
+
+
+class Build(Killable):
+    """A build in a process that can be killed."""
+
+    body = staticmethod(build)
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """Three files of 5 million characters each: several chunks."""
+    """Three files of 650,000 characters each: several chunks."""
     folder, rng = tmp_path_factory.mktemp("large"), random.Random(7)
     known = [sentence(rng) for _ in range(3000)]
     for name in "abc":
-        docs = [dict(text=" ".join(rng.choices(known, k=rng.randint(3, 60)))) for _ in range(2600)]
+        docs = [dict(text=" ".join(rng.choices(known, k=rng.randint(3, 60)))) for _ in range(340)]
         write_jsonl(folder / f"{name}.jsonl", docs + docs[:20])  # some documents twice
     return folder
 
@@ -80,7 +105,7 @@ def test_rows_depend_on_every_setting(large, tmp_path):
         for change in dict(
             vocab_size=500,
             seq_length=48,
-            filter_threshold=0.2,
+            filter_threshold=0.184,  # leaves half of the documents
             order="fragment",
             heldout=0.1,
             dedup=75,
@@ -110,7 +135,7 @@ MOMENTS = {  # a stage, and what is there when it is killed
 def test_killed_build_goes_on(moment, source, expected, tmp_path):
     cache = tmp_path / "cache"
     argv = ["data", "build", "--source", source, "--set", *SETTINGS, "corpus.sample=200000", "corpus.heldout=0.05"]
-    run = Killable(*argv, cwd=tmp_path, cache=cache)
+    run = Build(*argv, cwd=tmp_path, cache=cache)
     run.wait_for(lambda: list(cache.glob(MOMENTS[moment])))
     children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
     assert run.send(signal.SIGKILL) in (-9, 0)
@@ -132,7 +157,7 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
 
 
 def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "SHARD_BYTES", 1 << 20)  # several shards
+    monkeypatch.setattr(corpus_module, "SHARD_BYTES", 1 << 17)  # several shards
     sort_shards = corpus_module.sort_shards
 
     def killed(*args):
@@ -234,17 +259,25 @@ def test_two_builds_at_once(source, expected, tmp_path):
     argv = ["data", "build", "--source", source, "--set", *SETTINGS, "corpus.sample=200000", "corpus.heldout=0.05"]
     for name in "ab":
         (tmp_path / name).mkdir()
-    runs = [Killable(*argv, cwd=tmp_path / name, cache=tmp_path / "cache") for name in "ab"]
+    runs = [Build(*argv, cwd=tmp_path / name, cache=tmp_path / "cache") for name in "ab"]
     assert [run.end() for run in runs] == [0, 0]
     (manifest,) = (tmp_path / "cache").glob("corpus-*/manifest.json")
     assert same(Corpus(manifest.parent), expected)
 
 
+@pytest.fixture(scope="module")
+def built(large, tmp_path_factory) -> Path:
+    """All stages of one of the files."""
+    folder = tmp_path_factory.mktemp("built")
+    get_corpus(f"files:{large}/a.jsonl", CONFIG, folder, progress=False, engine=Local(1))
+    return folder
+
+
 @pytest.mark.parametrize("name", ["text-*/*.parquet", "tokens-*/*.parquet", "text-*/manifest.json"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-def test_damaged_stage_is_not_used(name, how, large, tmp_path):
+def test_damaged_stage_is_not_used(name, how, built, large, tmp_path):
     source = f"files:{large}/a.jsonl"
-    get_corpus(source, CONFIG, tmp_path, progress=False, engine=Local(1))
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     path = sorted(tmp_path.glob(name))[-1]
     data = path.read_bytes()
     if how == "flipped" and path.name != "manifest.json":
@@ -303,22 +336,22 @@ def test_odd_documents(what, tmp_path):
     assert (found["read"], found["clean"], found["filter"]) == (200 + read, 200 + clean, 200 + kept)
 
 
-def test_a_million_documents_of_one_word(tmp_path):
-    docs = [dict(text=f"w{i}", id="", source="") for i in range(1_000_000)]
+def test_very_many_documents_of_one_word(tmp_path):
+    docs = [dict(text=f"w{i}", id="", source="") for i in range(125_000)]
     config = CorpusConfig(vocab_size=300, seq_length=32, filter_threshold=0, sample=100_000)
     corpus = get_corpus(docs, config, tmp_path, progress=False)
-    assert corpus.manifest["stages"][1]["documents"] == 1_000_000
+    assert corpus.manifest["stages"][1]["documents"] == 125_000
     assert len(chunk_paths(next(tmp_path.glob("text-*")))) > 10
 
 
-def test_one_document_of_a_hundred_megabytes(tmp_path):
+def test_one_document_of_many_chunks(tmp_path):
     rng = random.Random(1)
     known = [sentence(rng) for _ in range(1000)]
-    huge = " ".join(rng.choices(known, k=1_500_000))
+    huge = " ".join(rng.choices(known, k=190_000))
     write_jsonl(tmp_path / "huge.jsonl", [dict(text=huge)])
     write_jsonl(tmp_path / "others.jsonl", documents_of(300))
     corpus = get_corpus(f"files:{tmp_path}/huge.jsonl + files:{tmp_path}/others.jsonl", CONFIG, tmp_path, progress=False)
-    assert len(huge) > 80_000_000 and len(corpus.rows) > 100_000
+    assert len(huge) > 20 * BATCH // 8 and len(corpus.rows) > 12_500
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Killable, child, command
 from safetensors.torch import load_file
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cramming_nb.distributed import GradientExchange, ProcessGroup
 from cramming_nb.training import read_log
@@ -20,7 +21,7 @@ from cramming_nb.training import read_log
 MORE = ["--set", "training.dtype=float32", "schedule.batch_size=20", "training.checkpoint_fraction=0.2"]
 
 
-def options(tiny, name: str, budget: str = "200step") -> list[str]:
+def options(tiny, name: str, budget: str = "100step") -> list[str]:
     return ["pretrain", *tiny.options(budget), "--name", name, *MORE]
 
 
@@ -35,11 +36,6 @@ class Job:
             call = [*torchrun, "-m", "cramming_nb.cli", *map(str, argv)]
             self.process = subprocess.Popen(call, cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT)
 
-    def pid(self, rank: int) -> int:
-        """The process with this rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next(int(pid) for pid in children if f"\0RANK={rank}\0" in Path(f"/proc/{pid}/environ").read_text())
-
     def end(self, seconds: float = 300) -> int:
         try:
             return self.process.wait(seconds)
@@ -48,8 +44,33 @@ class Job:
             raise AssertionError(f"did not end: {self.output.read_text()}") from None
 
 
+def rank_of_launched(argv: list[str], cwd: str, *where: str):
+    """The body of one process of a job with an agent; it leaves its number in a file."""
+    Path(cwd, f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
+    child(argv, cwd, *where, mode="a")
+
+
+def launch(*args):
+    """The body of the agent."""
+    job = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="job", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        max_restarts=0, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(job, rank_of_launched)(*args)
+
+
+class Launched(Killable):
+    """The agent that `torchrun --standalone` is, with two processes: all forked from a server that has loaded torch."""
+
+    body = staticmethod(launch)
+
+    def pid(self, rank: int) -> int:
+        """The process with this rank."""
+        return int((self.output.parent / f"rank-{rank}").read_text())
+
+
 class Ranks:
-    """The processes that `torchrun` would start, forked from a server that has loaded torch: no wait for imports."""
+    """The processes that an agent would start, without one: nobody but the test signals them or sees them end."""
 
     def __init__(self, *argv, cwd: Path, cache: Path):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -128,12 +149,12 @@ def test_two_processes_have_the_losses_of_one(tiny, alone, tmp_path):
 
 def test_gradients_may_travel_in_half_the_bytes(tiny, alone, tmp_path):
     """In bfloat16 the losses are those of one process within its rounding, and not to the last digit."""
-    asked = [*options(tiny, "run", "60step"), "training.gradient_exchange=bfloat16"]
+    asked = [*options(tiny, "run", "40step"), "training.gradient_exchange=bfloat16"]
     job = Ranks(*asked, cwd=tmp_path, cache=tiny.cache)
     assert job.end() == [0, 0], job.output.read_text()
     found = outcome(tmp_path / "runs" / "run")
     assert set(found["exchange"]) == {"float32", "bfloat16"} and min(found["exchange"].values()) > 0
-    exact = command(*options(tiny, "exact", "60step"), cwd=tmp_path, cache=tiny.cache)
+    exact = command(*options(tiny, "exact", "40step"), cwd=tmp_path, cache=tiny.cache)
     assert exact.code == 0
     ours, theirs = found["heldout_loss"], outcome(tmp_path / "runs" / "exact")["heldout_loss"]
     assert 0 < abs(ours - theirs) < 0.05
@@ -141,14 +162,14 @@ def test_gradients_may_travel_in_half_the_bytes(tiny, alone, tmp_path):
 
 def test_each_process_keeps_random_numbers_of_its_own(tiny, tmp_path):
     """With dropout on, a job of two processes that was stopped ends like one that was not."""
-    more = [*options(tiny, "run", "60step"), "training.dropout=true", "schedule.batch_ramp=0"]
+    more = [*options(tiny, "run", "40step"), "training.dropout=true", "schedule.batch_ramp=0"]
     states = {}
     for name in ("whole", "stopped"):
         home = tmp_path / name
         home.mkdir()
         if name == "stopped":
             job = Ranks(*more, cwd=home, cache=tiny.cache)
-            while told(home / "runs" / "run") < 20:
+            while told(home / "runs" / "run") < 12:
                 assert job.is_alive(), job.output.read_text()
                 time.sleep(0.02)
             job.send(signal.SIGTERM)
@@ -166,10 +187,8 @@ def test_each_process_keeps_random_numbers_of_its_own(tiny, tmp_path):
 def test_dead_process_ends_the_job_and_loses_nothing(tiny, alone, tmp_path):
     """Killed in the middle; what the first process had is saved, and one process alone goes on from there."""
     folder = tmp_path / "runs" / "run"
-    job = Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
-    while told(folder) < 20:
-        assert job.process.poll() is None, job.output.read_text()
-        time.sleep(0.02)
+    job = Launched(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    job.wait_for(lambda: told(folder) >= 20)
     begun, before = time.monotonic(), told(folder)
     os.kill(job.pid(1), signal.SIGKILL)
     assert job.end(30) != 0 and time.monotonic() - begun < 30
@@ -186,15 +205,12 @@ def test_one_then_two_then_one(tiny, alone, tmp_path):
     folder = tmp_path / "runs" / "run"
 
     one = Killable(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
-    one.wait_for(lambda: told(folder) >= 30)
+    one.wait_for(lambda: told(folder) >= 20)
     assert one.send(signal.SIGTERM) == 128 + signal.SIGTERM
     assert not (folder / "pretraining.json").exists()
-    two = Job(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
-    while told(folder) < 90:
-        assert two.process.poll() is None, two.output.read_text()
-        time.sleep(0.01)
-    two.process.send_signal(signal.SIGTERM)
-    assert two.end(60) != 0
+    two = Launched(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache)
+    two.wait_for(lambda: told(folder) >= 50)
+    assert two.send(signal.SIGTERM) != 0
     assert not (folder / "pretraining.json").exists()
     assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
     same_curve(folder, alone)

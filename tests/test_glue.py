@@ -1,19 +1,19 @@
 """GLUE as it comes and as it goes: the official tables, the hub, protocols, seeds, interruption, and the archive for the server."""
 
 import json
-import os
 import shutil
-import signal
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GLUE_ROWS, contents, lines, write_jsonl
+from conftest import GLUE_ROWS, Killable, contents, lines, write_jsonl
+from devices import Killer, LittleMemory, TwoDevices
+from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -37,6 +37,7 @@ from cramming_nb.glue import (
     collate,
     constant_answer,
     encode,
+    f1,
     fine_tune,
     for_task,
     learning_rate,
@@ -580,28 +581,6 @@ def evaluate(finished, glue: Path, folder: Path, where: Hardware, names: tuple =
     return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
 
 
-class TwoDevices(Device):
-    """Two devices, both of them this processor; each process that selects one leaves a file with its number."""
-
-    finetune_jobs = 1
-
-    def __init__(self, notes: Path):
-        self.notes = notes
-        notes.mkdir()
-
-    def count(self) -> int:
-        return 2
-
-    def select(self, index: int):
-        (self.notes / str(os.getpid())).write_text(str(index))
-
-    def is_worker(self) -> bool:
-        return (self.notes / str(os.getpid())).exists()
-
-    def selected(self) -> list[int]:
-        return sorted(int(path.read_text() or -1) for path in self.notes.iterdir())
-
-
 def test_several_at_a_time_on_two_devices(finished, glue, tmp_path):
     device = TwoDevices(tmp_path / "notes")
     together = evaluate(finished, glue, tmp_path / "together", hardware(device=device, threads=2), seeds=range(2))
@@ -609,20 +588,13 @@ def test_several_at_a_time_on_two_devices(finished, glue, tmp_path):
     assert together == evaluate(finished, glue, tmp_path / "in_turn", hardware(), seeds=range(2))
 
 
-class LittleMemory(TwoDevices):
-    """Four processes are too many, two are not; all four have started before the first one runs out of memory."""
-
-    finetune_jobs = 2
-
-    def put(self, array: np.ndarray) -> torch.Tensor:
-        while self.is_worker() and len(list(self.notes.iterdir())) < 4:
-            time.sleep(0.05)
-        if self.is_worker() and len(list(self.notes.iterdir())) == 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().put(array)
+@pytest.fixture
+def forked(monkeypatch):
+    """Worker processes are forked from a server that has loaded torch: no wait for imports."""
+    monkeypatch.setattr(finetuning, "multiprocessing", SimpleNamespace(get_context=lambda method: Killable.server))
 
 
-def test_too_little_memory_for_four(finished, glue, tmp_path, capsys):
+def test_too_little_memory_for_four(finished, glue, tmp_path, capsys, forked):
     device = LittleMemory(tmp_path / "notes")
     together = evaluate(finished, glue, tmp_path / "together", hardware(device=device, threads=4))
     assert capsys.readouterr().out == "too little memory for 4 fine-tunings at a time; going on with 2\n"
@@ -630,16 +602,7 @@ def test_too_little_memory_for_four(finished, glue, tmp_path, capsys):
     assert together == evaluate(finished, glue, tmp_path / "in_turn", hardware())
 
 
-class Killer(TwoDevices):
-    """A system that ends every worker process."""
-
-    def put(self, array: np.ndarray) -> torch.Tensor:
-        if self.is_worker():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().put(array)
-
-
-def test_processes_that_the_system_kills(finished, glue, tmp_path, capsys):
+def test_processes_that_the_system_kills(finished, glue, tmp_path, capsys, forked):
     device = Killer(tmp_path / "notes")
     found = evaluate(finished, glue, tmp_path / "results", hardware(device=device, threads=2), ("rte",))
     assert capsys.readouterr().out == "too little memory for 2 fine-tunings at a time; going on with 1\n"
@@ -690,10 +653,9 @@ def test_carried_warmup():
     assert for_task(PROTOCOLS["reference"], "rte", tiny).warmup == 1
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
+def archive_in(folder: Path) -> Path:
     """An archive that is in order."""
-    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("archive") / "submission.zip"
+    rng, path = np.random.default_rng(0), folder / "submission.zip"
     labels = {name: len(TASKS[task].labels or []) for name, (task, *_) in ARCHIVE.items()}
     answers = {
         name: (rng.integers(0, labels[name], rows) if labels[name] else rng.uniform(-1, 7, rows)).tolist()
@@ -703,7 +665,15 @@ def archive(tmp_path_factory) -> Path:
     return path
 
 
-def test_archive_in_order(archive):
+@pytest.fixture
+def archive(tmp_path, monkeypatch) -> Path:
+    """The same with 99 rows of QQP: in full, it is nine tenths of all rows."""
+    monkeypatch.setitem(ARCHIVE, "QQP", (*ARCHIVE["QQP"][:2], 99))
+    return archive_in(tmp_path)
+
+
+def test_archive_in_order(tmp_path):
+    archive = archive_in(tmp_path)
     assert check_archive(archive, TASKS) == []
     with zipfile.ZipFile(archive) as found:
         assert sorted(found.namelist()) == sorted(f"{name}.tsv" for name in ARCHIVE)
@@ -786,6 +756,16 @@ def test_submission(a_copy, glue):
     a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")  # test rows decide no score
     record = RunRecord.read(a_copy.folder / "record.json")
     assert len([r for r in record.results if (r["task"], r["init"]) == ("rte", "pretrained")]) == 3
+
+
+@pytest.mark.parametrize("answered", [0, 0.01, 0.5, 1])
+@pytest.mark.parametrize("asked", [0, 0.01, 0.5, 1])
+def test_f1_is_that_of_scikit_learn(answered, asked):
+    """To the last bit, also where nothing is answered 1, or labelled 1."""
+    rng = np.random.default_rng(0)
+    predicted, labels = (rng.random((20, 300)) < share for share in (answered, asked))
+    for one, other in zip(predicted.astype(int), labels.astype(float), strict=True):
+        assert f1(one, other) == f1_score(other, one, zero_division=0)
 
 
 def invented(right: np.ndarray, column: str, seed: int = 0) -> dict:

@@ -5,8 +5,6 @@ import json
 import random
 import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ def write(path: Path, rows: list[tuple]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["classes", "pairs", "numbers"])
-def test_table_becomes_a_classifier(kind, a_copy):
+def test_table_becomes_a_classifier(kind, a_copy, run_python):
     write(a_copy.home / "mine.csv", rows_of(kind))
     argv = ["finetune", "first", "mine.csv", "--epochs", "1"]
     said = a_copy.command(*argv)
@@ -68,8 +66,8 @@ def test_table_becomes_a_classifier(kind, a_copy):
     assert "number 1." not in card and "model-index" in card
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.S)
     code = snippet.replace("THIS FOLDER", str(folder / "export"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python(code)
+    assert done.code == 0, done.err
 
 
 def test_changed_table_takes_the_place_of_the_old(a_copy):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import on_gpu
 import pytest
+from conftest import Killable, work_briefly
 
 from cramming_nb import bench, hardware
 from cramming_nb.hardware import Device
@@ -57,7 +58,8 @@ def check_the_run(home: Path) -> RunRecord:
 
 
 def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_path, bare):
-    call = [sys.executable, ROOT / "tests" / "on_gpu.py", *options(tiny, tmp_path, "--skip", "tests", "bench")]
+    given = options(tiny, tmp_path, "--skip", "tests", "bench", budget="3s")
+    call = [sys.executable, ROOT / "tests" / "on_gpu.py", *given]
     done = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     record = check_the_run(tmp_path)
@@ -82,13 +84,45 @@ def test_a_compiled_day_with_a_kill_on_its_way(tiny, tmp_path, bare):
     assert record.pretraining["compiled"] and record.pretraining["shares"]["compile"] > 0
 
 
-class Call:
-    """The command in this process, with other limits."""
+def do_part(argv: list[str], cwd: str):
+    """The body of a process that does one part."""
+    os.chdir(cwd)
+    work_briefly()
+    on_gpu.do_part(on_gpu.arguments(argv))
 
-    def __init__(self, monkeypatch, capsys):
-        self.patch, self.capsys = monkeypatch, capsys
+
+class Forked:
+    """What `subprocess.Popen` would start, forked from a server that has loaded torch: no wait for imports."""
+
+    def __init__(self, call: list[str], cwd: Path):
+        self.process = Killable.server.Process(target=do_part, args=(call[2:], str(cwd)))
+        self.process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a part", timeout)
+        return self.returncode
+
+    def send_signal(self, signum: int):
+        os.kill(self.process.pid, signum)
+
+
+class Call:
+    """The command in this process, with other limits; its parts in processes that are forked."""
+
+    def __init__(self, monkeypatch):
+        self.patch = monkeypatch
         self.handler = signal.getsignal(signal.SIGTERM)
         monkeypatch.setattr(on_gpu, "LEAST", dict.fromkeys(on_gpu.LEAST, 0))
+        monkeypatch.setattr(on_gpu.subprocess, "Popen", Forked)
 
     def __call__(self, *argv) -> int:
         self.patch.setattr(sys, "argv", ["on_gpu.py", *map(str, argv)])
@@ -99,8 +133,8 @@ class Call:
 
 
 @pytest.fixture
-def call(monkeypatch, capsys) -> Call:
-    return Call(monkeypatch, capsys)
+def call(monkeypatch) -> Call:
+    return Call(monkeypatch)
 
 
 def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatch):
@@ -112,11 +146,11 @@ def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatc
 
 
 def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, call, monkeypatch):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="4s")
+    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="3s")
     log = tmp_path / "work" / "tiny" / "log.jsonl"
     really = on_gpu.Day.left
     monkeypatch.setattr(on_gpu.Day, "left", lambda day: 0.05 if on_gpu.spent(log) > 0.05 else 0.5)
-    wait = subprocess.Popen.wait
+    wait = Forked.wait
 
     def patiently(process, timeout=None):
         """Wait as the command does, for as long as it has time."""
@@ -124,12 +158,12 @@ def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, 
             time.sleep(0.1)
         return wait(process, timeout)
 
-    monkeypatch.setattr(subprocess.Popen, "wait", patiently)
+    monkeypatch.setattr(Forked, "wait", patiently)
     assert call(*given) == 0
     assert results(tmp_path)["status"][f"run:{tiny.recipe}"].startswith("stopped and saved")
     assert 0 < results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
     assert "% of the budget" in (tmp_path / "out" / "summary.md").read_text()
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(Forked, "wait", wait)
     monkeypatch.setattr(on_gpu.Day, "left", really)
     before = results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
     shutil.rmtree(tmp_path / "out")  # on such a machine it is empty at each call

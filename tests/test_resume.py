@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from cramming_nb.checkpoint import load_checkpoint, save_checkpoint, watch_signals
 from cramming_nb.training import Trainer, read_log
 
-BUDGET = "40ktok"
+TOKENS = 20_000
+BUDGET = f"{TOKENS}tok"
 
 
 def newest(folder: Path) -> Path:
@@ -45,8 +46,8 @@ def progress(folder: Path) -> int:
 
 @pytest.fixture(scope="session")
 def options(tiny) -> list[str]:
-    """A longer run, which saves itself every 2 % of its budget."""
-    more = ["--set", "training.checkpoint_fraction=0.02", "training.validations=40"]
+    """A longer run, which saves itself every 4 % of its budget."""
+    more = ["--set", "training.checkpoint_fraction=0.04", "training.validations=20"]
     return ["pretrain", *tiny.options(BUDGET), "--name", "run", *more]
 
 
@@ -69,7 +70,7 @@ def kill_and_resume(times: int, home: Path, tiny, options) -> tuple[Path, int]:
     """
     folder, rng, cut = home / "runs" / "run", random.Random(7), 0
     for number in range(times):
-        stale, before, more = parts(folder), progress(folder), rng.randint(1, 600)
+        stale, before, more = parts(folder), progress(folder), rng.randint(1, 2000 // times)
         run = Killable(*options, cwd=home, cache=tiny.cache)
         run.wait_for(lambda at=before + more: progress(folder) > at)
         if number % 2:
@@ -98,7 +99,7 @@ def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undistur
     assert run.send(signum) == code, run.output.read_text()
     assert "the same command goes on from here" in run.output.read_text()
     saved = state(folder)
-    assert not saved["finished"] and 0 < saved["spent"]["tokens"] < 40_000
+    assert not saved["finished"] and 0 < saved["spent"]["tokens"] < TOKENS
     assert hidden(folder) == []
     assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
     assert learned(folder) == learned(undisturbed)
@@ -201,7 +202,7 @@ def test_batch_that_no_micro_batch_divides(tiny, undisturbed, options, tmp_path)
     command(*options, cwd=tmp_path, cache=tiny.cache)
     assert learned(folder) == learned(tmp_path / "whole" / "runs" / "run")
     rows = state(folder)["cursor"]
-    assert rows * 32 == state(folder)["spent"]["tokens"] and 40_000 <= rows * 32 < 40_000 + 8 * 32
+    assert rows * 32 == state(folder)["spent"]["tokens"] and TOKENS <= rows * 32 < TOKENS + 8 * 32
 
 
 def test_snapshots_stay(tiny, options, undisturbed, tmp_path):
@@ -210,7 +211,7 @@ def test_snapshots_stay(tiny, options, undisturbed, tmp_path):
     folder = tmp_path / "runs" / "run"
     spent = {path.name: load_checkpoint(path)[1]["spent"]["tokens"] for path in (folder / "snapshots").iterdir()}
     assert sorted(spent) == ["0.250", "0.500"]
-    assert all(0 <= tokens - float(name) * 40_000 < 8 * 32 for name, tokens in spent.items())
+    assert all(0 <= tokens - float(name) * TOKENS < 8 * 32 for name, tokens in spent.items())
     assert learned(folder) == learned(undisturbed)
 
 

@@ -2,9 +2,6 @@
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -95,19 +92,19 @@ def hub(tmp_path, monkeypatch):
 
 def test_dry_run_shows_and_sends_nothing(hub, finished, cram):
     said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble", "--dry-run")
-    assert said.returncode == 0, said.stderr
-    assert not [name for name in SHARED_FILES if name not in said.stdout]
-    assert "model-index" in said.stdout and "type: loss" in said.stdout
+    assert said.code == 0, said.err
+    assert not [name for name in SHARED_FILES if name not in said.out]
+    assert "model-index" in said.out and "type: loss" in said.out
     assert hub.asked == []
 
 
-def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram):
+def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram, run_python):
     folder = a_copy.folder / "export"
     (folder / "diary.txt").write_text("for me alone")
     (folder / "modeling.py").write_text("print('code')")
     said = cram("export", folder, "--push-to", "somebody/thimble", "--private")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.strip() == f"{hub.address}/somebody/thimble"
+    assert said.code == 0, said.err
+    assert said.out.strip() == f"{hub.address}/somebody/thimble"
     assert set(hub.files) == set(SHARED_FILES)
     assert "private" in json.dumps(hub.made)
     assert hub.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
@@ -117,18 +114,18 @@ def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram):
     code = """import cramming_nb.hf
 from transformers import pipeline
 print(pipeline("fill-mask", model="somebody/thimble")("the [MASK] is")[0]["token_str"])"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    done = run_python(code)
+    assert done.code == 0 and done.out.strip(), done.err
 
 
 def test_finished_run_is_exported_and_sent(hub, a_copy, monkeypatch, cram):
     said = cram("export", a_copy.folder, "--push-to", "somebody/thimble", "--data-dir", a_copy.tiny.cache)
-    assert said.returncode == 0, said.stderr
+    assert said.code == 0, said.err
     assert set(hub.files) == set(SHARED_FILES)
 
 
 def test_a_stranger_is_told_to_log_in(hub, finished, cram, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble")
-    assert said.returncode == 2 and said.stderr.count("\n") == 1, said.stderr
-    assert "hf auth login" in said.stderr and hub.files == {}
+    assert said.code == 2 and said.err.count("\n") == 1, said.err
+    assert "hf auth login" in said.err and hub.files == {}
