@@ -283,6 +283,7 @@ POCKET = change(OURS, name="pocket", changes={
     "training.heldout_rows": 128,
     "training.validations": 12,
     "protocol.lr": 3e-4,
+    "protocol.pairs": "apart",
 })
 
 RECIPES = {recipe.name: recipe for recipe in [POCKET, *BERT_RECIPES, *CRAMMED_RECIPES, OURS]}
