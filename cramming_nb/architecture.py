@@ -35,7 +35,7 @@ class Architecture:
 
     vocab_size: int = option(32768, "tokens in the vocabulary", at_least=6)
     max_length: int = option(128, "longest input, in tokens", at_least=1)
-    hidden_size: int = option(768, "width of the residual stream", at_least=1)
+    hidden_size: int = option(768, "numbers in a token's vector, the residual stream", at_least=1)
     num_layers: int = option(16, "transformer blocks", at_least=1)
     num_heads: int = option(12, "attention heads of a block", at_least=1)
     ffn_size: int = option(3072, "width after the first projection; gates halve it", at_least=1)
@@ -63,7 +63,8 @@ class Architecture:
     decoder_bias: bool = option(False, "bias of the output logits")
     head_transform: str = option(
         "none", "layers between encoder and decoder", choices=("none", "linear", "bert"))
-    sparse_prediction: bool = option(True, "compute the last block for masked positions only")
+    sparse_prediction: bool = option(
+        True, "compute the last block for masked positions only (ours; the same result)")
     neighbor_mixing: int = option(
         0, "neighbours per side mixed into the embedding (ours)", at_least=0)
 
@@ -437,7 +438,7 @@ BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock, "sandwich": SandwichBlock}
 
 # %% ../nbs/05_architecture.ipynb #198d32ce
 def normal_init(weight: Tensor, arch: Architecture, writes: bool):
-    "A standard deviation of `init_std` for a weight [out, in] of any size (BERT, the paper)."
+    "Weights [out, in] with a standard deviation of `init_std`, whatever their size (the paper)."
     nn.init.normal_(weight, std=arch.init_std)
 
 def small_init(weight: Tensor, arch: Architecture, writes: bool):
