@@ -161,15 +161,20 @@ def text_for_a_day(tokens_per_second: float) -> dict[str, float]:
                 documents=tokens / TOKENS_PER_DOCUMENT)
 
 # %% ../nbs/00_budget.ipynb #23023f67
-def rule_breaches(provenance: dict) -> list[str]:  # keys: pretrained (names), devices, seconds
-    "The rules (paper, section 2) that a run breaks, with reasons; empty if it follows them all."
+def rule_breaches(provenance: dict) -> list[str]:
+    """The rules (paper, section 2) that a run breaks, with reasons; empty if it follows them all.
+
+    `provenance` may have the keys `pretrained` (names), `devices`, `seconds` and `finetuning`
+    (what the fine-tuning does against the rules).
+    """
     breaches = [f"pretrained: {name}" for name in provenance.get("pretrained", [])]
     if provenance.get("devices", 1) > 1:
         breaches.append(f"{provenance['devices']} devices")
     if provenance.get("seconds", 0) > 24 * 3600 + 60:  # a step that began in time may end late
         breaches.append("more than 24 hours")
+    breaches += [f"fine-tuning with {breach}" for breach in provenance.get("finetuning", [])]
     return breaches
 
 def rules_label(provenance: dict) -> str:
-    "`Rules` for a run from scratch, on one device, within a day; `Open` for any other."
+    "`Rules` for a run that breaks none of them, `Open` for any other."
     return "Open" if rule_breaches(provenance) else "Rules"

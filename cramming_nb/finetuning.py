@@ -30,7 +30,7 @@ from .budget import UserError
 from .checkpoint import write_text
 from cramming_nb.glue import (
     PAIR_VIEWS, Protocol, Targets, TaskData, Views, collate, encode, encoder_weights, for_task,
-    full_batches, learning_rate, random_batches, row_lengths, score_predictions,
+    full_batches, learning_rate, protocol_breaches, random_batches, row_lengths, score_predictions,
 )
 from .hardware import Device, Hardware, is_out_of_memory
 from .optimizer import Optimizer, OptimizerConfig
@@ -354,6 +354,9 @@ class Jobs:
             self.arch, weights, self.cache.tokenizer, data,
             for_task(self.protocol, name, self.data), seed, self.hardware,
             keep=self.encoder_to_keep(job), cache=self.cache)
+        own_protocol = replace(self.protocol, mnli_first=self.waits(job))
+        for breach in protocol_breaches(own_protocol):
+            result["notes"].append(f"{name}: outside the paper's rules ({breach})")
         return dict(task=name, init=init, seed=seed, data=self.data[name].digest) | result
 
 # %% ../nbs/11b_fast_finetuning.ipynb #02197d43

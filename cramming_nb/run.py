@@ -23,7 +23,7 @@ from .data import cache_dir, full_source
 from .distributed import ProcessGroup
 from .export import export_model, fill_mask, load_model
 from .finetuning import evaluate
-from .glue import PROTOCOLS, TaskData, load_glue
+from .glue import PROTOCOLS, TaskData, load_glue, protocol_breaches
 from .hardware import DTYPES, Hardware, matrix_rate
 from .probes import PROBES, probe_tasks
 from .recipes import Recipe, change, diff, load_recipe
@@ -294,6 +294,7 @@ def provenance_of(run: Run, corpus: Corpus, pretraining: dict) -> dict:
         pretrained=[filter_tokenizer] if filter_tokenizer else [],
         devices=pretraining.get("devices", 1),
         seconds=sum(pretraining["shares"].values()),
+        finetuning=protocol_breaches(run.recipe.protocol),  # what it does against the rules
     )
     verdict = dict(rules=rules_label(provenance), breaches=rule_breaches(provenance))
     return provenance | verdict | predicted_loss(run)

@@ -8,7 +8,6 @@ python tests/book.py address          bring the repository's address in every fi
 python tests/book.py docs             build the site in _docs/ with Quarto; a warning is an error
 """
 
-import json
 import os
 import re
 import shutil
@@ -172,23 +171,24 @@ def agree():
     sys.exit(bool(stale))
 
 
+DECIDED = ("as the paper", "opposite here", "equivalent")
 VERDICTS = (
-    "as the paper",
-    "opposite here",
-    "equivalent",
+    *DECIDED,
     "undecided",
+    "not run yet",
     "computed",
     "stated",
     "needs a GPU",
     "not built",
 )
-QUOTED = re.compile(
-    rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)( \([+−][\d.]+ nats, 95 % [^)]*\))?"
-)
+CLAIM = r"((?:lab/)?claims\.ipynb#claim-(\w+))"  # what a link to a row leads to
+NATS = r"[+−][\d.]+ nats, 95 % [+−][\d.]+ to [+−][\d.]+"
+QUOTED = re.compile(rf"\[({'|'.join(VERDICTS)})\]\({CLAIM}\)( \({NATS}\))?")
+MEASURED = re.compile(rf"\[({NATS})\]\({CLAIM}\)")  # a difference that is quoted without a verdict
 
 
-def judgements() -> dict[str, tuple[str, str]]:
-    """The verdict on each claim, and what its runs found, by its id, as the claims page computes them from records/."""
+def judgements() -> dict[str, object]:
+    """What the claims page computes from records/ for each claim, by its id: the verdict and what it rests on."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -200,36 +200,54 @@ def judgements() -> dict[str, tuple[str, str]]:
                 exec(cell.source, names)
     finally:
         os.chdir(here)
-    return {claim: (judged.verdict, found(judged)) for claim, judged in names["judgements"].items()}
+    return names["judgements"]
+
+
+def measured(judged) -> str:
+    """The difference in nats that a row of the claims shows, arm less baseline, as chapters quote it; "" for none."""
+    gap = judged.difference
+    if gap is None or gap.low is None or judged.test.get("metric", "heldout_loss") != "heldout_loss":
+        return ""
+    return f"{gap.mean:+.3f} nats, 95 % {gap.low:+.3f} to {gap.high:+.3f}".replace("-", "−")
 
 
 def found(judged) -> str:
-    """The difference that decided a verdict, arm less baseline, as chapters quote it; nothing for other verdicts."""
-    gap = judged.difference
-    if judged.verdict in ("undecided", "computed") or gap is None:
-        return ""
-    if judged.test.get("metric", "heldout_loss") != "heldout_loss":
-        return ""
-    low, high = (f"{x:+.3f}" for x in (gap.low, gap.high))
-    return f" ({gap.mean:+.3f} nats, 95 % {low} to {high})".replace("-", "−")
+    """The difference that decided a verdict, in brackets; nothing for other verdicts."""
+    difference = measured(judged) if judged.verdict in DECIDED else ""
+    return f" ({difference})" if difference else ""
 
 
-def quoted(path: Path) -> list[tuple[str, str, str]]:
-    """The verdicts that a notebook quotes, as links to the claims page: (id of the claim, verdict, difference)."""
-    cells = json.loads(path.read_text())["cells"]
-    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    return [(claim, verdict, difference) for verdict, _, claim, difference in QUOTED.findall(text)]
+def quotations(text: str, judgements: dict[str, object]) -> str:
+    """The same text with every verdict and difference that it quotes as a link brought up to date."""
+
+    def verdict(match: re.Match) -> str:
+        judged = judgements[match[3]]
+        return f"[{judged.verdict}]({match[2]}){found(judged)}"
+
+    def difference(match: re.Match) -> str:
+        known = measured(judgements[match[3]])
+        if not known:
+            raise ValueError(f"{match[0]}: the claims page has no difference for it")
+        return f"[{known}]({match[2]})"
+
+    return MEASURED.sub(difference, QUOTED.sub(verdict, text))
+
+
+def claims_quoted(path: Path) -> set[str]:
+    """The ids of the claims whose verdicts a notebook quotes."""
+    cells = nbformat.read(path, as_version=4).cells
+    return {match[3] for cell in cells if cell.cell_type == "markdown" for match in QUOTED.finditer(cell.source)}
 
 
 def write_verdicts():
-    """Make every verdict that a chapter quotes the one that the records support now."""
+    """Make every verdict and difference that a chapter quotes the one that the records support now."""
     known = judgements()
     for path in notebooks():
         nb = nbformat.read(path, as_version=4)
         before = [cell.source for cell in nb.cells]
         for cell in nb.cells:
             if cell.cell_type == "markdown":
-                cell.source = QUOTED.sub(lambda m: f"[{known[m[3]][0]}]({m[2]}){known[m[3]][1]}", cell.source)
+                cell.source = quotations(cell.source, known)
         if before != [cell.source for cell in nb.cells]:
             nbformat.write(nb, path)
             nbdev("clean", "--fname", path)

@@ -306,6 +306,8 @@ def test_mnli_first(a_copy, glue, monkeypatch):
     monkeypatch.setattr(finetuning, "finetune_task", finetune)
     said = a_copy.command(*argv)
     assert said.code == 0, said.err
+    assert "rte: outside the paper's rules (an encoder fine-tuned on MNLI) in 2 of 2 fine-tunings" in said.out
+    assert "cola: outside" not in said.out and "mnli: outside" not in said.out
     assert [name for name, _ in given[-2:]] == ["rte", "rte"] and all(weights for _, weights in given[-2:])
     started, plain = given[-2][1], next(weights for name, weights in given if name == "cola" and weights)
     assert any(not np.array_equal(started[n], plain[n]) for n in plain)
