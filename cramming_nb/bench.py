@@ -157,7 +157,10 @@ def tree_memory(pid: int) -> int:
 
 # %% ../nbs/15_bench.ipynb #ae448d8a
 def speedups(times: dict[str, list[float]], amount: float, unit: str) -> dict:
-    "How many times as fast `ours` is as each baseline, and the work that each does in a second."
+    """How many times as fast `ours` is as each baseline, and the work that each does per second.
+
+    `times` are seconds, in each of which round `amount` of work was done, counted in `unit`.
+    """
     baselines = [name for name in times if name != "ours"]
     median = {name: statistics.median(t) for name, t in times.items()}
     by_round = {name: [b / a for a, b in zip(times["ours"], times[name])] for name in baselines}
