@@ -305,7 +305,7 @@ def glue(tmp_path) -> Path:
 
 
 # Modules that take longest. They are begun first, so that no worker is left alone with one of them at the end.
-LONG = "test_on_gpu test_ray test_lab test_distribution test_corpus_build test_compile test_resume test_glue test_faults".split()
+LONG = "test_on_gpu test_compile test_ray test_lab test_distribution test_export test_glue test_resume test_corpus_build test_faults".split()
 
 
 def pytest_collection_modifyitems(items: list):
