@@ -23,6 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test
 
 import pytest
 
+# Reading notebooks imports jsonschema, which asks for this package; it builds grammars for seconds, to check addresses.
+sys.modules["rfc3987_syntax"] = None
+
 # A job in the background ignores Ctrl-C, and so would its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
