@@ -23,6 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test
 
 import pytest
 
+# Reading notebooks imports jsonschema, which asks for this package; it builds grammars for seconds, to check addresses.
+sys.modules["rfc3987_syntax"] = None
+
 # A job in the background ignores Ctrl-C, and so would its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -305,7 +308,7 @@ def glue(tmp_path) -> Path:
 
 
 # Modules that take longest. They are begun first, so that no worker is left alone with one of them at the end.
-LONG = "test_on_gpu test_ray test_lab test_distribution test_corpus_build test_compile test_resume test_glue test_faults".split()
+LONG = "test_on_gpu test_compile test_ray test_lab test_distribution test_export test_glue test_resume test_corpus_build test_faults".split()
 
 
 def pytest_collection_modifyitems(items: list):

@@ -17,6 +17,9 @@ from cramming_nb.records import RunRecord
 from cramming_nb.stages import lock
 from cramming_nb.training import read_log
 
+# Processes are forked from a server that has loaded torch.
+FORKED = SimpleNamespace(get_context=lambda method: Killable.server)
+
 
 class Lab:
     """A list of tiny runs, and the folder in which it is worked through."""
@@ -97,7 +100,8 @@ def test_scores_on_other_rows_take_the_place_of_the_old(lab, glue):
     assert others[0] == others[1] and len(others[0]) == 12
 
 
-def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab):
+def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab, monkeypatch):
+    monkeypatch.setattr("cramming_nb.bench.multiprocessing", FORKED)
     lab.entry["set"] = {"training.compile": "never"}  # as a long run, each of these would be compiled for seconds
     lab.write(dict(name="one", throughput_normalised=True, budget="1s"))
     rates = lab.home / "rates.json"
@@ -126,7 +130,7 @@ def test_two_processes_share_a_list(lab):
 
 
 def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
-    lab.write(dict(seeds=[0, 1, 2], budget="60ktok"))
+    lab.write(dict(seeds=[0, 1, 2], budget="30ktok"))
     started = lab.start("--jobs", "2")
     started.wait_for(lambda: len(list(lab.runs.glob("*/log.jsonl"))) == 2)
     assert started.send(signal.SIGTERM) == 143
@@ -134,8 +138,7 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
         with lock(folder):  # refused while another process is at work on the run
             pass
     assert len(lab.records()) < 3
-    forked = SimpleNamespace(get_context=lambda method: Killable.server)  # no wait for imports a second time
-    monkeypatch.setattr("cramming_nb.experiments.multiprocessing", forked)
+    monkeypatch.setattr("cramming_nb.experiments.multiprocessing", FORKED)  # no wait for imports a second time
     assert lab("--jobs", "2").code == 0
     assert [r.seed for r in lab.records()] == [0, 1, 2]
 

@@ -6,12 +6,15 @@ import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pypandoc
 import pytest
 from conftest import command, contents, hidden, lines, write_jsonl
 
+from cramming_nb.recipes import change
 from cramming_nb.records import RunRecord, report
+from cramming_nb.run import load_run, provenance_of
 from cramming_nb.training import read_log
 
 FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html", "report.md"]
@@ -71,6 +74,21 @@ def test_record_says_what_was_done(finished, record):
     assert json.loads((finished.folder / "provenance.json").read_text()) == record.provenance
     stages = {stage["stage"]: stage["documents"] for stage in record.corpus["stages"]}
     assert (stages["read"], stages["filter"]) == (241, 240)  # the noise is gone
+
+
+@pytest.mark.parametrize(
+    "changes, breaches",
+    [
+        ({"protocol.epochs": 5}, []),
+        ({"protocol.epochs": 6}, ["fine-tuning with 6 epochs"]),
+        ({"protocol.mnli_first": True}, ["fine-tuning with an encoder fine-tuned on MNLI"]),
+    ],
+)
+def test_fine_tuning_against_the_rules_is_labelled(changes, breaches, finished, record):
+    run = load_run(finished.folder)
+    run = replace(run, recipe=change(run.recipe, changes))
+    found = provenance_of(run, SimpleNamespace(manifest=record.corpus), record.pretraining)
+    assert (found["rules"], found["breaches"]) == ("Open" if breaches else "Rules", breaches)
 
 
 def test_log_says_what_the_run_did(finished, record):
