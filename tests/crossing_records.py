@@ -1,4 +1,4 @@
-"""The records of the page on the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE.
+"""The records of the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE.
 
 python tests/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--pairs BLIMP]
 
