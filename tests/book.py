@@ -181,10 +181,9 @@ VERDICTS = (
     "needs a GPU",
     "not built",
 )
-CLAIM = r"((?:lab/)?claims\.ipynb#claim-(\w+))"  # what a link to a row leads to
-NATS = r"[+−][\d.]+ nats, 95 % [+−][\d.]+ to [+−][\d.]+"
-QUOTED = re.compile(rf"\[({'|'.join(VERDICTS)})\]\({CLAIM}\)( \({NATS}\))?")
-MEASURED = re.compile(rf"\[({NATS})\]\({CLAIM}\)")  # a difference that is quoted without a verdict
+QUOTED = re.compile(
+    rf"\[({'|'.join(VERDICTS)})\]\(((?:lab/)?claims\.ipynb#claim-(\w+))\)( \([+−][\d.]+ nats, 95 % [^)]*\))?"
+)
 
 
 def judgements() -> dict[str, object]:
@@ -203,34 +202,22 @@ def judgements() -> dict[str, object]:
     return names["judgements"]
 
 
-def measured(judged) -> str:
-    """The difference in nats that a row of the claims shows, arm less baseline, as chapters quote it; "" for none."""
-    gap = judged.difference
-    if gap is None or gap.low is None or judged.test.get("metric", "heldout_loss") != "heldout_loss":
-        return ""
-    return f"{gap.mean:+.3f} nats, 95 % {gap.low:+.3f} to {gap.high:+.3f}".replace("-", "−")
-
-
 def found(judged) -> str:
-    """The difference that decided a verdict, in brackets; nothing for other verdicts."""
-    difference = measured(judged) if judged.verdict in DECIDED else ""
-    return f" ({difference})" if difference else ""
+    """The difference that decided a verdict, arm less baseline, as chapters quote it; nothing for other verdicts."""
+    gap = judged.difference
+    if judged.verdict not in DECIDED or judged.test.get("metric", "heldout_loss") != "heldout_loss":
+        return ""
+    return f" ({gap.mean:+.3f} nats, 95 % {gap.low:+.3f} to {gap.high:+.3f})".replace("-", "−")
 
 
 def quotations(text: str, judgements: dict[str, object]) -> str:
-    """The same text with every verdict and difference that it quotes as a link brought up to date."""
+    """The same text with every verdict that it quotes as a link brought up to date."""
 
     def verdict(match: re.Match) -> str:
         judged = judgements[match[3]]
         return f"[{judged.verdict}]({match[2]}){found(judged)}"
 
-    def difference(match: re.Match) -> str:
-        known = measured(judgements[match[3]])
-        if not known:
-            raise ValueError(f"{match[0]}: the claims page has no difference for it")
-        return f"[{known}]({match[2]})"
-
-    return MEASURED.sub(difference, QUOTED.sub(verdict, text))
+    return QUOTED.sub(verdict, text)
 
 
 def claims_quoted(path: Path) -> set[str]:
@@ -240,7 +227,7 @@ def claims_quoted(path: Path) -> set[str]:
 
 
 def write_verdicts():
-    """Make every verdict and difference that a chapter quotes the one that the records support now."""
+    """Make every verdict that a chapter quotes the one that the records support now."""
     known = judgements()
     for path in notebooks():
         nb = nbformat.read(path, as_version=4)
