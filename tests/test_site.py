@@ -62,7 +62,7 @@ def test_warnings_of_quarto_are_found():
 
 
 IMPORTS = "from a import (b,\n    c)\nimport d"
-LONG = "\n".join(f"x{i} = {i}" for i in range(41))
+LONG = "\n".join(f"x{i} = {i}" for i in range(61))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,11 @@ LONG = "\n".join(f"x{i} = {i}" for i in range(41))
         ("", IMPORTS, "", "Imports"),
         ("", IMPORTS + "\nb()", "", None),
         ("", "plot()", "![a dot](dot.png)", "Code of the figure"),
-        ("", LONG, "", "Code (41 lines)"),
-        ('code-fold="show" code-summary="Exported source"', LONG, "", "Exported source (41 lines)"),
+        ("", LONG, "", "Code (61 lines)"),
+        ('code-fold="show" code-summary="Exported source"', LONG, "", "Exported source (61 lines)"),
         ('code-fold="false"', LONG, "", None),
         ("", "x = 1", "", None),
+        ("", "\n".join(LONG.splitlines()[:60]), "", None),
     ],
 )
 def test_what_is_folded(given, code, output, summary):
