@@ -30,6 +30,7 @@ from cramming_nb.data import BATCH, batches
 from cramming_nb.stages import (
     Local,
     ShardedArray,
+    add_rates,
     atomic_write,
     chunk_paths,
     lock,
@@ -486,10 +487,19 @@ def _leave(code: int):
     os._exit(code)
 
 
+def test_a_stage_has_a_rate_unless_it_was_too_short_to_time():
+    read = dict(stage="read", documents=2, characters=3_000_000, seconds=1.5)
+    clean = dict(stage="clean", documents=1, characters=2_000_000, seconds=0.75)
+    trained = dict(stage="tokenizer", documents=1, characters=500_000, seconds=0.25)
+    tokens = dict(stage="tokenise", documents=1, tokens=400, characters=2_000_000, seconds=0.01)
+    rates = [row["megabytes_per_second"] for row in add_rates([read, clean, trained, tokens])]
+    assert rates == [2.0, 4.0, 2.0, None]
+
+
 def test_manifest_is_small_and_says_everything(expected):
     manifest = json.loads((expected.folder / "manifest.json").read_text())
     assert {"identity", "config", "stages", "files", "unigram_entropy", "overlap", "schema"} <= set(manifest)
     names = [s["stage"] for s in manifest["stages"]]
     assert names == ["read", "clean", "tokenizer", "tokenise", "filter", "pack", "order"]
-    assert manifest["stages"][0]["megabytes_per_second"] > 0
+    assert all("megabytes_per_second" in stage for stage in manifest["stages"])
     assert manifest["stages"][1]["documents"] == manifest["stages"][0]["documents"] - 60
