@@ -744,7 +744,8 @@ def parse(argv: list[str]) -> object:
         frame = messages.getvalue()
     option = suggestion(frame)
     help_command = f"cram {argv[0]} --help" if argv[0] in COMMANDS else "cram --help"
-    advice = f"did you mean {option}?" if option else f"see {help_command}"
+    is_misspelt = option and option not in argv  # an option of another command is spelt well
+    advice = f"did you mean {option}?" if is_misspelt else f"see {help_command}"
     raise UserError(f"{first_paragraph(frame)}; {advice}")
 
 # %% ../nbs/18_cli.ipynb #23389d34

@@ -88,6 +88,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "command": ("rnu", "rnu", "cram --help"),
     "option": (f"{RUN} --sourse x", "--sourse", "did you mean --source?"),
     "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "did you mean --s"),
+    "option of another command": (f"{RUN} --jobs 3", "--jobs", "see cram run --help"),
     "option without value": (f"{RUN} --seed", "--seed", "cram run --help"),
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
