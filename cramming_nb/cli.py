@@ -744,9 +744,10 @@ def parse(argv: list[str]) -> object:
         frame = messages.getvalue()
     option = suggestion(frame)
     help_command = f"cram {argv[0]} --help" if argv[0] in COMMANDS else "cram --help"
-    is_misspelt = option and option not in argv  # an option of another command is spelt well
+    mistake = first_paragraph(frame)
+    is_misspelt = option and option not in mistake.split()  # else it is another command's option
     advice = f"did you mean {option}?" if is_misspelt else f"see {help_command}"
-    raise UserError(f"{first_paragraph(frame)}; {advice}")
+    raise UserError(f"{mistake}; {advice}")
 
 # %% ../nbs/18_cli.ipynb #23389d34
 def end_by_signal(signum: int, frame: FrameType | None):
