@@ -228,7 +228,7 @@ def draw(result: dict, axes: plt.Axes | None = None) -> plt.Axes:
     colors = ["C0" if name == "ours" else "C1" for name in names]
     bars = axes.barh(names, [result["rate"][name] for name in names], color=colors)
     axes.bar_label(bars, labels)
-    axes.set(xlabel=f"{result['unit']} a second", xlim=(0, 1.2 * max(result["rate"].values())))
+    axes.set(xlabel=f"{result['unit']} a second", xlim=(0, 1.5 * max(result["rate"].values())))
     return axes
 
 # %% ../nbs/15_bench.ipynb #0fd44196

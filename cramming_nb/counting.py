@@ -199,7 +199,8 @@ def count_words(data: TaskData, seed: int = 0,
                 config: CountingConfig = CountingConfig()) -> dict:
     """Fit the baseline to a task's training rows, and score it on the development rows.
 
-    The result is that of `finetune`, with `init` "counting"; the same seed gives the same result.
+    The result has the form of `finetune_task`'s, with `init` "counting".
+    The same seed gives the same result.
     """
     start = time.perf_counter()
     model = fit_counts(data.task, data.train, config, seed)

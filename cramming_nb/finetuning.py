@@ -128,7 +128,7 @@ class SparseOptimizer(Optimizer):
             else:
                 total.copy_(weight.grad)
             weight.grad = None
-        self.empty = False
+        self.has_gradients = True
 
 # %% ../nbs/11b_fast_finetuning.ipynb #f2fab705
 class FrugalDropout(nn.Dropout):

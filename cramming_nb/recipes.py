@@ -267,7 +267,7 @@ OURS = Recipe(
     architecture=Architecture(position="rotary", neighbor_mixing=2),
     schedule=ScheduleConfig("wsd", warmup=0.05))
 
-# The same at a size for CPU minutes, a few million parameters.
+# The same at a size for CPU minutes, a few million parameters; it reads sentence pairs apart.
 POCKET = change(OURS, name="pocket", changes={
     "corpus.vocab_size": 8192,
     "corpus.filter_threshold": 0.3,
