@@ -17,7 +17,7 @@ from blimp import main as judge_minimal_pairs
 from cramming_nb.finetuning import evaluate
 from cramming_nb.glue import Protocol, load_glue
 from cramming_nb.recipes import load_recipe
-from cramming_nb.records import RunRecord
+from cramming_nb.records import RunRecord, record_key
 from cramming_nb.run import Run, corpus_trained_on, hardware_of, load_run
 
 
@@ -53,12 +53,15 @@ def main(argv: list[str] | None = None):
     protocol = load_recipe("pocket").protocol
     for folder in args.runs:
         run, record = load_run(folder), RunRecord.read(folder / "record.json")
-        recipe = replace(run.recipe, protocol=protocol)
-        record = replace(record, recipe=asdict(recipe), results=glue_results(run, args.glue, protocol))
+        recipe = asdict(replace(run.recipe, protocol=protocol))
+        key = record_key(recipe, record.budget, record.seed, record.corpus)
+        record = replace(record, key=key, recipe=recipe, results=glue_results(run, args.glue, protocol))
         name = record_name(record)
         if args.pairs:
             judge_minimal_pairs([str(args.out / "blimp" / f"{name}.json"), str(folder / "export"), "--pairs", args.pairs])
-        (args.out / f"{name}.json").write_text(json.dumps(asdict(record), indent=1) + "\n")
+        path = args.out / f"{name}.json"
+        path.write_text(json.dumps(asdict(record), indent=1) + "\n")
+        RunRecord.read(path)  # it is valid
 
 
 if __name__ == "__main__":
