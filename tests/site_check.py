@@ -106,8 +106,10 @@ def dead_links(site: Path, pages: list[str]) -> list[str]:
     """Links and anchors of the built pages that lead nowhere on the site: a line for each page and link.
 
     LinkChecker, a library for this, fetches and parses a page again for each anchor that is asked of it. The site has
-    thousands of links from names to their definitions, so here each page is parsed once, by lxml.
+    thousands of links from names to their definitions, so here each page is parsed once, by lxml. Quarto's 404.html,
+    which a host shows at any address, has links that begin with the site's base.
     """
+    base = book.settings()["doc_baseurl"] + "/"
     trees = {page: lxml.html.parse(site / page).getroot() for page in pages}
     anchors = {page: {*tree.xpath("//@id"), *tree.xpath("//a/@name")} for page, tree in trees.items()}
     found = {}
@@ -116,7 +118,11 @@ def dead_links(site: Path, pages: list[str]) -> list[str]:
             address = urlsplit(url)
             if element.tag not in ("a", "img") or address.scheme or address.netloc:
                 continue
-            target = os.path.normpath(Path(page).parent / unquote(address.path)) if address.path else page
+            path = unquote(address.path)
+            if path.startswith(base):
+                target = os.path.normpath(path.removeprefix(base))
+            else:
+                target = os.path.normpath(Path(page).parent / path) if path else page
             if (site / target).is_dir():
                 target = os.path.normpath(Path(target) / "index.html")
             there = (site / target).is_file()

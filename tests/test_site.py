@@ -42,6 +42,15 @@ def test_pages_in_a_browser(tmp_path, capsys):
     assert (tmp_path / "shots" / "lab-loud-390-dark.jpg").stat().st_size > 500
 
 
+def test_links_of_the_404_page_begin_with_the_base_of_the_site(tmp_path):
+    base = book.settings()["doc_baseurl"]
+    links = f"<a href='{base}/api/a.html#one'>good</a> <a href='{base}/b.html'>bad</a>"
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api/a.html").write_text(PAGE.format("<p id='one'>One.</p>"))
+    (tmp_path / "404.html").write_text(PAGE.format(links))
+    assert site_check.dead_links(tmp_path, ["404.html", "api/a.html"]) == [f"404.html: a dead link: {base}/b.html"]
+
+
 def test_no_browser_is_said_in_a_line(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CI", raising=False)
