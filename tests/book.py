@@ -241,6 +241,34 @@ def write_verdicts():
             print(path.relative_to(ROOT))
 
 
+def mend_links(text: str, is_output: bool = False) -> str:
+    """Markdown without the links that nbdev puts where none can be.
+
+    nbdev makes a link of each name in backticks, also within the text of another link, and, in the output of a cell,
+    within code.
+    """
+    name = rf"\[(`[^`\]]+`)\]\({re.escape(site())}/[^)\s]*\)"
+    inner = rf"\[`[^`\]]+`\]\({re.escape(site())}/[^)\s]*\)"
+    with_link = rf"\[(?:[^\[\]]|{inner})*?{inner}(?:[^\[\]]|{inner})*\](?=\()"
+    text = re.sub(with_link, lambda link: re.sub(name, r"\1", link[0]), text)
+    if is_output:
+        text = re.sub(r"(?ms)^```.*?^```", lambda code: re.sub(name, r"\1", code[0]), text)
+    return text
+
+
+def mend_notebooks(folder: Path):
+    """Mend the links of the notebooks that nbdev has processed for the site."""
+    for path in folder.rglob("*.ipynb"):
+        nb = nbformat.read(path, as_version=4)
+        for cell in nb.cells:
+            if cell.cell_type == "markdown":
+                cell.source = mend_links(cell.source)
+            for output in cell.get("outputs", []):
+                if "text/markdown" in output.get("data", {}):
+                    output.data["text/markdown"] = mend_links(output.data["text/markdown"], is_output=True)
+        nbformat.write(nb, path)
+
+
 def warnings(log: str) -> list[str]:
     """The lines of Quarto's log that are warnings; it is coloured."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
@@ -308,6 +336,7 @@ def docs():
         sys.exit("the site is built with Quarto (quarto.org), which is not installed; `make pages` builds a preview")
     os.chdir(ROOT)
     processed = Path(proc_nbs(force=True, n_workers=2))
+    mend_notebooks(processed)
     reference.write(processed)
     command = ["quarto", "render", "--no-cache"]
     process = subprocess.Popen(command, cwd=processed, stderr=subprocess.PIPE, text=True)

@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None):
         record = replace(record, key=key, recipe=recipe, results=glue_results(run, args.glue, protocol))
         name = record_name(record)
         if args.pairs:
-            judge_minimal_pairs([str(args.out / "blimp" / f"{name}.json"), str(folder / "export"), "--pairs", args.pairs])
+            judge_minimal_pairs(
+                [str(args.out / "blimp" / f"{name}.json"), str(folder / "export"), "--pairs", args.pairs]
+            )
         path = args.out / f"{name}.json"
         path.write_text(json.dumps(asdict(record), indent=1) + "\n")
         RunRecord.read(path)  # it is valid

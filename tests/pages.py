@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 
+import book
 import handouts
 import lxml.html
 import nbformat
@@ -397,6 +398,7 @@ def main():
     os.chdir(ROOT)
     site = yaml.safe_load(Path("nbs/nbdev.yml").read_text())["website"]["site-url"]
     processed = proc_nbs(force=True, n_workers=2)
+    book.mend_notebooks(Path(processed))
     reference.write(processed)
     findings = build(Path("nbs"), processed, out, Path("references.bib"), site, handouts.write)
     print(*findings, f"{len(findings)} findings; the pages are in {os.path.relpath(out)}", sep="\n")

@@ -132,6 +132,17 @@ def dead_links(site: Path, pages: list[str]) -> list[str]:
     return [*found]
 
 
+def raw_markdown(site: Path, pages: list[str]) -> list[str]:
+    """Links of Markdown that the built pages show as text: a line for each."""
+    found = []
+    for page in pages:
+        tree = lxml.html.parse(site / page).getroot()
+        for text in tree.xpath("//main//text()[not(ancestor::pre or ancestor::code or ancestor::script)]"):
+            if "](" in text:
+                found.append(f"{page}: Markdown is shown as text: {' '.join(text.split())[:100]}")
+    return found
+
+
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files and says nothing.
 
@@ -161,7 +172,7 @@ def check(site: Path, shots: Path, program: str) -> list[str]:
         try:
             for page in pages:
                 findings += look(browser, home, page, shots)
-            findings += dead_links(site, pages)
+            findings += dead_links(site, pages) + raw_markdown(site, pages)
         finally:
             browser.close()
             server.shutdown()

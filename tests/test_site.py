@@ -51,6 +51,20 @@ def test_links_of_the_404_page_begin_with_the_base_of_the_site(tmp_path):
     assert site_check.dead_links(tmp_path, ["404.html", "api/a.html"]) == [f"404.html: a dead link: {base}/b.html"]
 
 
+def test_names_are_no_links_within_links_and_code(tmp_path):
+    def linked(name):
+        return f"[`{name}`]({book.site()}/a.html#{name})"
+
+    assert book.mend_links(f"[06: {linked('f')} of {linked('C')}](06.ipynb)") == "[06: `f` of `C`](06.ipynb)"
+    assert book.mend_links(f"[{linked('f')}](06.ipynb#f), [{linked('g')}](b)") == "[`f`](06.ipynb#f), [`g`](b)"
+    plain = f"See {linked('f')}, [it](a.html) and {linked('g')}."
+    assert book.mend_links(plain) == plain
+    code = f'{plain}\n```python\n"A {linked("C")}."\n```\n{plain}'
+    assert book.mend_links(code, is_output=True) == f'{plain}\n```python\n"A `C`."\n```\n{plain}'
+    (tmp_path / "a.html").write_text(PAGE.format(f"<p>{linked('f')}</p><pre>{linked('f')}</pre>"))
+    assert len(site_check.raw_markdown(tmp_path, ["a.html"])) == 1
+
+
 def test_no_browser_is_said_in_a_line(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CI", raising=False)
