@@ -115,6 +115,14 @@ def test_site_asks_no_other_host_and_links_what_there_is():
     assert "$web-font-path: false" in (ROOT / "nbs/theme.scss").read_text()
 
 
+def test_a_cell_with_a_caption_shows_one_thing():
+    """Of several outputs, Quarto would make parts (a) and (b) of a figure."""
+    for chapter in (ROOT / "nbs").rglob("*.ipynb"):
+        for cell in json.loads(chapter.read_text())["cells"]:
+            if re.match(r"(#\|.*\n)*#\| label: (fig|tbl)-", "".join(cell["source"])):
+                assert len(cell["outputs"]) == 1, f"{chapter.name}: {cell['source'][0]}"
+
+
 def test_no_trace_of_a_machine():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
