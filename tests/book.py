@@ -248,11 +248,13 @@ def mend_links(text: str, is_output: bool = False) -> str:
     within code.
     """
     name = rf"\[(`[^`\]]+`)\]\({re.escape(site())}/[^)\s]*\)"
-    inner = rf"\[`[^`\]]+`\]\({re.escape(site())}/[^)\s]*\)"
-    with_link = rf"\[(?:[^\[\]]|{inner})*?{inner}(?:[^\[\]]|{inner})*\](?=\()"
-    text = re.sub(with_link, lambda link: re.sub(name, r"\1", link[0]), text)
+
+    def without_links(found: re.Match) -> str:
+        return re.sub(name, r"\1", found[0])
+
+    text = re.sub(rf"\[(?:[^\[\]]|{name})*?{name}(?:[^\[\]]|{name})*\](?=\()", without_links, text)
     if is_output:
-        text = re.sub(r"(?ms)^```.*?^```", lambda code: re.sub(name, r"\1", code[0]), text)
+        text = re.sub(r"(?ms)^```.*?^```", without_links, text)
     return text
 
 
