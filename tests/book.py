@@ -8,6 +8,7 @@ python tests/book.py address          bring the repository's address in every fi
 python tests/book.py docs             build the site in _docs/ with Quarto; a warning is an error
 """
 
+import json
 import os
 import re
 import shutil
@@ -186,8 +187,11 @@ QUOTED = re.compile(
 )
 
 
-def judgements() -> dict[str, object]:
-    """What the claims page computes from records/ for each claim, by its id: the verdict and what it rests on."""
+CHANGES = ROOT / "records/changes.json"  # what each change of lab/changes.yaml did, for the pages that show them
+
+
+def claims_page() -> dict[str, object]:
+    """The names that the claims page defines when its cells are executed, among them `judgements` and `changes`."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -199,7 +203,7 @@ def judgements() -> dict[str, object]:
                 exec(cell.source, names)
     finally:
         os.chdir(here)
-    return names["judgements"]
+    return names
 
 
 def found(judged) -> str:
@@ -227,8 +231,10 @@ def claims_quoted(path: Path) -> set[str]:
 
 
 def write_verdicts():
-    """Make every verdict that a chapter quotes the one that the records support now."""
-    known = judgements()
+    """Make every verdict that a chapter quotes, and records/changes.json, what the records support now."""
+    page = claims_page()
+    CHANGES.write_text(json.dumps(page["changes"], indent=1) + "\n")
+    known = page["judgements"]
     for path in notebooks():
         nb = nbformat.read(path, as_version=4)
         before = [cell.source for cell in nb.cells]

@@ -1,6 +1,7 @@
 """The table of claims: every row leads somewhere, rests on something, and says no more than its records."""
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -163,7 +164,8 @@ def put(page, monkeypatch, **losses):
 def test_records_that_arrive_change_the_verdict(page, monkeypatch):
     row = next(row for row in ROWS if row["id"] == "T2") | {"verdict": "opposite here"}
     for name in ("mask 15", "mask 40", "mask 0.15", "mask 0.4"):
-        monkeypatch.setitem(page["runs"], (name, "3m"), [])
+        for budget in ("3m", "2Mtok"):
+            monkeypatch.setitem(page["runs"], (name, budget), [])
     with pytest.raises(ValueError, match="says opposite here, its records say not run yet"):
         page["judge"](row)
     put(page, monkeypatch, mask_40={1: 4.20}, mask_15={1: 4.26})
@@ -225,6 +227,39 @@ def test_seeds_that_are_shared_are_paired(page):
 def test_fewer_than_three_seeds_decide_nothing(page):
     found = page["difference"]({1: 3.0, 2: 3.0}, BASE, page["noise"])
     assert found.high < 0 and not found.decides
+
+
+def test_a_slower_arm_loses_what_the_text_is_worth_that_it_does_not_read(page, monkeypatch):
+    monkeypatch.setitem(page["ratios"], "dropout", [0.8, 0.81, 0.79])
+    monkeypatch.setitem(page["text_is_worth"], "2Mtok", 0.5)
+    gap = page["Difference"](0.01, 0.0, 0.02, 3, (3, 3))
+    slower = page["at_equal_time"](gap, ["dropout"], ["as it is"], "2Mtok")
+    assert slower.mean == pytest.approx(0.01 - 0.5 * math.log(0.8), abs=1e-4)
+    assert slower.high - slower.low > gap.high - gap.low  # the speed is not known exactly
+    assert (slower.mean - slower.low) == pytest.approx(slower.high - slower.mean)
+    assert page["at_equal_time"](gap, ["as it is"], ["dropout"], "2Mtok").mean < 0
+    same_steps = page["at_equal_time"](gap, ["adam epsilon 1e-6"], ["as it is"], "2Mtok")
+    assert same_steps == gap
+    assert page["at_equal_time"](gap, ["dropout"], ["as it is"], "7Mtok") is None  # no slope is known there
+
+
+def test_every_change_has_a_prediction_and_its_speed(page):
+    """What differs in the time of a step has been timed; what does not is not in the record."""
+    for (name, budget), recipe in page["recipes"].items():
+        if budget == "2Mtok" and name in page["predicted"]:
+            differs = page["pace"](recipe) != page["pace_of_baseline"]
+            assert (name in page["ratios"]) == differs, name
+    lists = [page["lists"][file] for file in ("changes.yaml", "masks.yaml")]
+    changed = {entry.name for entries in lists for entry in entries if entry.budget == "2Mtok"}
+    assert changed - set(page["predicted"]) == {"as it is", "deep pre-norm"}
+    for found in page["ratios"].values():
+        assert len(found) >= 5 and all(0.1 < ratio < 10 for ratio in found)
+
+
+def test_the_changes_that_other_pages_show_are_those_of_the_records(page):
+    shown = json.loads((ROOT / "records/changes.json").read_text())
+    assert shown == page["changes"], "python tests/book.py verdicts writes the file"
+    assert all(found["pairs"] >= 3 for found in shown.values())
 
 
 def test_losses_on_other_sequences_are_not_compared(page):
