@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 ONLY   ?=
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
-NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
+NBTEST := OMP_NUM_THREADS=1 $(BIN)/python tests/book.py test
+
+# pip would compile 20,000 files one by one (--no-compile). Python compiles those that are imported, and keeps them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help cram test test-slow test-gpu book export readme pages site-check package-check docs clean needs
@@ -23,11 +26,11 @@ test: $(VENV)/.dev  ## what every change has to pass
 	$(BIN)/python tests/pages.py _docs_preview
 
 test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)
-	$(NBTEST) --flags slow
+	$(NBTEST) slow
 	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]  # 5: there are none
 
 test-gpu: $(VENV)/.dev  ## with what needs a GPU (cells and tests marked gpu; without one, tests are skipped)
-	$(NBTEST) --flags gpu
+	$(NBTEST) gpu
 	$(BIN)/python -m pytest -m gpu
 
 book: export  ## execute the notebooks in place (ONLY=05_architecture: that one)
