@@ -11,7 +11,7 @@ NBTEST := OMP_NUM_THREADS=1 $(BIN)/python tests/book.py test
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cram test test-slow test-gpu book export readme pages site-check package-check docs clean needs
+.PHONY: help cram test agree test-slow test-gpu book export readme pages site-check package-check docs clean needs
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,10 +20,12 @@ cram: $(VENV)/.run  ## install, then pretrain a small language model and report 
 	$(BIN)/cram run
 
 test: $(VENV)/.dev  ## what every change has to pass
-	$(BIN)/python tests/book.py agree
+	$(MAKE) --jobs=2 agree pages  # neither needs both cores all the time
 	$(NBTEST)
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
-	$(BIN)/python tests/pages.py _docs_preview
+
+agree: $(VENV)/.dev
+	$(BIN)/python tests/book.py agree
 
 test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)
 	$(NBTEST) slow
@@ -62,15 +64,13 @@ clean:  ## remove what was built, .venv too; runs/ stays
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Two stamps, so that nothing is installed twice: the package, and the package with the tools of its authors.
-$(VENV)/.run: settings.ini setup.py constraints.txt | needs
+$(VENV)/.run: EXTRA :=
+$(VENV)/.dev: EXTRA := [dev]
+$(VENV)/.run $(VENV)/.dev: settings.ini setup.py constraints.txt | needs
 	@echo "installing into $(VENV): minutes, the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) .
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.run
-	$(PIP) ".[dev]"
-	@touch $@
+	$(PIP) ".$(EXTRA)"
+	@touch $(VENV)/.run $@
 
 needs:
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed, as python3 or as make PYTHON=..."; exit 1; }
