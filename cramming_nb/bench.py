@@ -11,7 +11,7 @@ __all__ = ['SIZES', 'BASELINES', 'NO_MATTER', 'interleave', 'free_everything', '
            'write_text', 'bench_data', 'tuning_steps', 'at_once', 'bench_glue']
 
 # %% ../nbs/15_bench.ipynb #39db3e22
-import gc, itertools, json, math, multiprocessing, os, re, signal, statistics, tempfile
+import gc, itertools, json, math, multiprocessing, os, re, signal, statistics, sys, tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -109,7 +109,9 @@ class Implementation:
         keep: bool = True,            # between turns; False builds it on each turn and frees it
         watch_children: bool = False, # count the memory of its child processes too
     ):
-        context = multiprocessing.get_context("spawn")
+        is_forked = sys.platform == "linux" and not watch_children
+        context = multiprocessing.get_context("forkserver" if is_forked else "spawn")
+        context.set_forkserver_preload(["cramming_nb.bench", "torch._dynamo"])
         self.pipe, child = context.Pipe()
         self.watch_children, self.memory = watch_children, 0
         what = (child, by_value(make), arguments, seconds, keep)

@@ -100,8 +100,7 @@ def test_scores_on_other_rows_take_the_place_of_the_old(lab, glue):
     assert others[0] == others[1] and len(others[0]) == 12
 
 
-def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab, monkeypatch):
-    monkeypatch.setattr("cramming_nb.bench.multiprocessing", FORKED)
+def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(lab):
     lab.entry["set"] = {"training.compile": "never"}  # as a long run, each of these would be compiled for seconds
     lab.write(dict(name="one", throughput_normalised=True, budget="1s"))
     rates = lab.home / "rates.json"
