@@ -2,8 +2,10 @@
 
 import gc
 import json
+import os
 import weakref
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +128,23 @@ def test_a_compiled_model_is_freed_as_well():
 
     bench.serve(pipe, make, (), seconds=0.001, keep=False)
     assert len(pipe.models) == 2 and pipe.alive == [0, 0]
+
+
+@pytest.mark.parametrize("watch_children", [False, True])
+def test_an_implementation_finds_nothing_that_another_has_done(watch_children):
+    def make():
+        done = [torch.get_default_dtype() == torch.float64, hasattr(torch, "left_behind")]
+        torch.set_default_dtype(torch.float64)
+        torch.left_behind = True
+        if any(done):
+            raise RuntimeError("another was here")
+        return lambda: None
+
+    with bench.Implementation(make) as first, bench.Implementation(make, watch_children=watch_children) as second:
+        assert first() >= 0 and second() >= 0
+        assert len({first.process.pid, second.process.pid, os.getpid()}) == 3
+        assert isinstance(second.process, SpawnProcess) or not watch_children  # shares no pages with a server
+    assert not hasattr(torch, "left_behind")
 
 
 def test_lack_of_memory_is_told_as_such():
