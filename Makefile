@@ -5,7 +5,7 @@ VENV   ?= .venv
 ONLY   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
-NBTEST := OMP_NUM_THREADS=1 $(BIN)/python tests/book.py test
+NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
 
 # pip would compile 20,000 files one by one (--no-compile). Python compiles those that are imported, and keeps them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,11 +28,11 @@ agree: $(VENV)/.dev
 	$(BIN)/python tests/book.py agree
 
 test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)
-	$(NBTEST) slow
+	$(NBTEST) --flags slow
 	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]  # 5: there are none
 
 test-gpu: $(VENV)/.dev  ## with what needs a GPU (cells and tests marked gpu; without one, tests are skipped)
-	$(NBTEST) gpu
+	$(NBTEST) --flags gpu
 	$(BIN)/python -m pytest -m gpu
 
 book: export  ## execute the notebooks in place (ONLY=05_architecture: that one)

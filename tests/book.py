@@ -1,7 +1,6 @@
 """The author's chores.
 
 python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...)
-python tests/book.py test [FLAG ...]  execute every notebook, and change none of them (FLAG: slow or gpu cells too)
 python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
 python tests/book.py verdicts         bring the verdicts that chapters quote up to date with records/ (see lab/claims)
@@ -16,9 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from configparser import ConfigParser
-from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -35,8 +32,6 @@ KERNEL = [
     "--IPKernelApp.log_level=CRITICAL",
     "--InlineBackend.figure_formats={'retina'}",  # twice the pixels, and their size on the page
 ]
-# Notebooks that take longest. They are begun first, so that no process is left alone with one of them at the end.
-LONG = "15_bench 11_glue 05_architecture 11c_scores 08_schedule 17_experiments start 10_training 02_tokenizer".split()
 os.environ["PYTHONWARNINGS"] = (
     "ignore:IProgress not found"  # tqdm's remark where ipywidgets are missing; it names a local path
 )
@@ -76,20 +71,6 @@ def run(names: list[str]):
             sys.exit(f"{path.relative_to(ROOT)} was left as it was:\n{error}")
         nbformat.write(nb, path)
         nbdev("clean", "--fname", path)
-
-
-def test(flags: list[str]):
-    """Execute every notebook with nbdev_test's own function, two at a time; also the cells with one of these flags."""
-    from nbdev.test import test_nb
-
-    paths = sorted(notebooks(), key=lambda path: LONG.index(path.stem) if path.stem in LONG else len(LONG))
-    execute = partial(test_nb, skip_flags=settings()["tst_flags"].split(), force_flags=flags, basepath=ROOT)
-    with ProcessPoolExecutor(2) as pool:
-        results = dict(zip(paths, pool.map(execute, paths), strict=True))
-    for path, (_, seconds) in sorted(results.items(), key=lambda item: -item[1][1]):
-        print(f"{path.relative_to(NBS)}: {seconds:.0f} seconds")
-    failed = [str(path.relative_to(ROOT)) for path, (passed, _) in results.items() if not passed]
-    sys.exit(f"failed: {' '.join(failed)}" if failed else 0)
 
 
 def settings() -> dict[str, str]:
@@ -206,7 +187,8 @@ QUOTED = re.compile(
 )
 
 
-CHANGES = ROOT / "records/changes.json"  # what each change of lab/changes.yaml did, for the pages that show them
+# What the claims page computes from records/, for other pages: what each change of lab/changes.yaml did, and the verdicts.
+CHANGES, FOUND = ROOT / "records/changes.json", ROOT / "records/verdicts.json"
 
 
 def claims_page() -> dict[str, object]:
@@ -250,10 +232,12 @@ def claims_quoted(path: Path) -> set[str]:
 
 
 def write_verdicts():
-    """Make every verdict that a chapter quotes, and records/changes.json, what the records support now."""
+    """Make every verdict that a page quotes or counts, and the record of changes, what the records support now."""
     page = claims_page()
-    CHANGES.write_text(json.dumps(page["changes"], indent=1) + "\n")
     known = page["judgements"]
+    CHANGES.write_text(json.dumps(page["changes"], indent=1) + "\n")
+    verdicts = {row["id"]: known[row["id"]].verdict for row in page["claims"] if "tests" in row}
+    FOUND.write_text(json.dumps(verdicts, indent=1) + "\n")
     for path in notebooks():
         nb = nbformat.read(path, as_version=4)
         before = [cell.source for cell in nb.cells]
@@ -385,5 +369,5 @@ def docs():
 if __name__ == "__main__":
     command, *names = sys.argv[1:] or ["help"]
     commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree, "docs": docs}
-    commands |= {"test": lambda: test(names), "verdicts": write_verdicts, "address": write_addresses}
+    commands |= {"verdicts": write_verdicts, "address": write_addresses}
     commands.get(command, lambda: sys.exit(__doc__))()
