@@ -135,7 +135,7 @@ def test_arms_are_entries_of_the_lists_and_differ_from_their_baseline(page):
             budget = test.get("budget", "3m")
             missing = [name for name in arm + baseline if (name, budget) not in recipes]
             assert not missing, f"{row['id']}: no list has {missing} with budget {budget}"
-            assert page["same_sequences"](arm, baseline), row["id"]
+            assert page["same_sequences"](arm, baseline, budget), row["id"]
             assert diff(recipes[arm[0], budget], recipes[baseline[0], budget]), row["id"]
             for names in (arm, baseline):  # several names are one recipe
                 assert all(not diff(recipes[names[0], budget], recipes[name, budget]) for name in names)
@@ -265,7 +265,7 @@ def test_the_changes_that_other_pages_show_are_those_of_the_records(page):
 
 
 def test_losses_on_other_sequences_are_not_compared(page):
-    with pytest.raises(AssertionError, match="other sequences"):
+    with pytest.raises(AssertionError, match="other held-out sequences"):
         page["compare"](dict(arm="mask 40", baseline="pocket"))
 
 
