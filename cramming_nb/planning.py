@@ -6,9 +6,9 @@
 __all__ = ['HEAD_SIZE', 'LADDER', 'FEWEST_TOKENS', 'HOFFMANN', 'POWERS', 'GRID', 'FEWEST_DIFFERENT', 'SIMILAR', 'TIMED',
            'UNSTEADY', 'FAR', 'SHORTEST_SECONDS', 'EQUAL_LOSS', 'size_fields', 'sized', 'token_flops',
            'parameter_count', 'measured_runs', 'long_enough', 'ScalingLaw', 'num_different', 'possible_powers',
-           'fit_numbers', 'fit_law', 'usable_runs', 'measured_law', 'similar_laws', 'Speed', 'line_through',
-           'measure_speed', 'Candidate', 'Plan', 'notes_on', 'check_plannable', 'needs_speed', 'tokens_of', 'candidate',
-           'best_by', 'make_plan', 'known_tokens', 'plan_for', 'check_changes']
+           'fit_numbers', 'fit_law', 'usable_runs', 'measured_law', 'similar_laws', 'prediction_error', 'Speed',
+           'line_through', 'measure_speed', 'Candidate', 'Plan', 'notes_on', 'check_plannable', 'needs_speed',
+           'tokens_of', 'candidate', 'best_by', 'make_plan', 'known_tokens', 'plan_for', 'check_changes']
 
 # %% ../nbs/17a_plan.ipynb #c27bd1f7
 import json, math
@@ -170,6 +170,13 @@ def similar_laws(law: ScalingLaw) -> list[ScalingLaw]:
     laws = [fit_numbers(size, tokens, loss, [powers]) for powers in GRID]
     return [other for other in laws if typical_miss(other) <= limit]
 
+def prediction_error(law: ScalingLaw, laws: Sequence[ScalingLaw], size: float,
+                     tokens: float) -> float:
+    "The error in nats of one prediction: that of the law, and how far similar laws differ there."
+    differences = [other.loss(size, tokens) - law.loss(size, tokens) for other in laws]
+    typical = math.sqrt(np.mean(np.square(differences))) if differences else 0.0
+    return math.hypot(law.error, typical)
+
 # %% ../nbs/17a_plan.ipynb #47e7e43c
 TIMED = dict(  # layers and width of the sizes to time, by kind of device
     cpu=((1, 128), (2, 256), (4, 256)),
@@ -225,6 +232,7 @@ class Candidate:
     tokens_per_second: float | None  # None where the budget does not depend on it
     tokens: float         # that the budget buys
     loss: float           # predicted, in nats
+    error: float          # of this prediction, in nats
     extrapolation: float  # times beyond the measured runs
     enough: bool          # whether it gets enough tokens for the law to hold
 
@@ -236,7 +244,6 @@ class Candidate:
 class Plan:
     "Sizes for a budget, with the recommended one; shows itself as a table."
     budget: str                  # as it was given
-    error: float                 # of a predicted loss, in nats
     candidates: list[Candidate]  # all sizes, the smallest first
     recommended: Candidate
     possible: list[Candidate]    # what laws that fit about as well recommend
@@ -248,14 +255,14 @@ class Plan:
 
     def prediction(self) -> dict[str, float]:
         "The predicted held-out loss of the recommended size, and its error."
-        return dict(predicted=self.recommended.loss, error=self.error)
+        return dict(predicted=self.recommended.loss, error=self.recommended.error)
 
     def line(self) -> str:
         "The recommended size in one line."
         one = self.recommended
         return (f"plan for {self.budget}: {one.size_name()} (layers × width), "
                 f"{one.parameters / 1e6:.1f} M parameters, {one.tokens / 1e6:,.1f} M tokens, "
-                f"predicted held-out loss {one.loss:.2f} ± {self.error:.2f}")
+                f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}")
 
     def to_json(self) -> str:
         "The plan as JSON, for its file."
@@ -280,7 +287,7 @@ class Plan:
         for one in self.candidates:
             mark = "→" if one == self.recommended else ""
             speed = f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "–"
-            loss = f"{one.loss:.2f} ± {self.error:.2f}" if one.enough else "too few tokens"
+            loss = f"{one.loss:.2f} ± {one.error:.2f}" if one.enough else "too few tokens"
             rows.append(
                 f"| {mark} | {one.size_name()} | {one.parameters / 1e6:.1f} M "
                 f"| {speed} | {one.tokens / 1e6:,.1f} M | {loss} |")
@@ -332,8 +339,8 @@ def tokens_of(budget: Budget, recipe: Recipe, speed: Speed | None) -> float:
     return budget.amount * (budget.rate or speed.tokens_per_second(recipe))
 
 def candidate(num_layers: int, width: int, budget: Budget, law: ScalingLaw,
-              speed: Speed | None) -> Candidate:
-    "What a budget makes of one size."
+              speed: Speed | None, laws: Sequence[ScalingLaw]) -> Candidate:
+    "What a budget makes of one size; `laws` are others that fit about as well."
     recipe = sized(num_layers, width)
     tokens, size = tokens_of(budget, recipe, speed), token_flops(recipe) / 6
     return Candidate(
@@ -344,6 +351,7 @@ def candidate(num_layers: int, width: int, budget: Budget, law: ScalingLaw,
         tokens_per_second=speed.tokens_per_second(recipe) if speed else None,
         tokens=tokens,
         loss=law.loss(size, tokens),
+        error=prediction_error(law, laws, size, tokens),
         extrapolation=law.extrapolation(size, tokens),
         enough=long_enough(size, tokens),
     )
@@ -364,7 +372,7 @@ def make_plan(
     "Predict every size of the ladder for a budget, and recommend one."
     budget = Budget.parse(text)
     check_plannable(budget)
-    candidates = [candidate(*size, budget, law, speed) for size in LADDER]
+    candidates = [candidate(*size, budget, law, speed, laws) for size in LADDER]
     choice = [one for one in candidates if one.enough] or candidates[:1]
     recommended = best_by(law, choice)
     chosen = {best_by(other, choice) for other in [law, *laws]}
@@ -379,7 +387,7 @@ def make_plan(
     if recommended in (candidates[0], candidates[-1]):
         notes.append("The recommended size is the first or last of the table; one beyond may be "
                      "better.")
-    return Plan(text, law.error, candidates, recommended, possible, notes)
+    return Plan(text, candidates, recommended, possible, notes)
 
 # %% ../nbs/17a_plan.ipynb #1c1f0163
 def known_tokens(source: str, data_dir: Path | None = None) -> float:

@@ -305,7 +305,8 @@ def predicted_loss(run: Run) -> dict:
     if not path.exists():
         return {}
     plan = json.loads(path.read_text())
-    return dict(plan=dict(predicted=plan["recommended"]["loss"], error=plan["error"]))
+    best = plan["recommended"]
+    return dict(plan=dict(predicted=best["loss"], error=best["error"]))
 
 def finish(run: Run, corpus: Corpus, pretraining: dict, results: list[dict]) -> RunRecord:
     "Write the provenance, the export, the reports and, last, the record of a run."

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -209,10 +210,10 @@ def test_run_auto_keeps_to_its_plan(tiny, tiny_ladder, tmp_path, monkeypatch):
     record = RunRecord.read(folder / "record.json")
     assert said.out.startswith(plan.line())
     assert record.recipe["architecture"]["num_layers"] == plan.recommended.num_layers
-    assert record.provenance["plan"] == dict(predicted=plan.recommended.loss, error=plan.error)
+    assert record.provenance["plan"] == dict(predicted=plan.recommended.loss, error=plan.recommended.error)
     reached = f"reached {record.pretraining['heldout_loss']:.2f}"
     for text in (said.out, (folder / "report.html").read_text(), (folder / "report.md").read_text()):
-        assert f"predicted {plan.recommended.loss:.2f} ± {plan.error:.2f}, {reached}" in text
+        assert f"predicted {plan.recommended.loss:.2f} ± {plan.recommended.error:.2f}, {reached}" in text
 
     # A machine that is measured anew would recommend something else; the run keeps its plan.
     monkeypatch.setattr(planning, "plan_for", None)
@@ -246,7 +247,19 @@ def test_sizes_that_other_laws_recommend():
     alone = [make_plan("10h", law, SPEED).recommended.size_name() for law in (LAW, flat, steep)]
     assert {one.size_name() for one in plan.possible} == set(alone)
     assert len(set(alone)) > 1 and any(plan.possible[-1].size_name() in note for note in plan.notes)
-    assert make_plan("10h", LAW, SPEED).possible == [plan.recommended]
+    alone = make_plan("10h", LAW, SPEED)
+    assert alone.possible == [alone.recommended]
+
+
+def test_error_of_a_prediction_counts_what_similar_laws_say():
+    """Two laws, 0.3 nats above and below, make the error that much larger; without others it is the law's."""
+    others = [replace(LAW, floor=LAW.floor + difference) for difference in (-0.3, 0.3)]
+    assert planning.prediction_error(LAW, [], 1e6, 1e7) == LAW.error
+    expected = math.hypot(LAW.error, 0.3)
+    assert planning.prediction_error(LAW, others, 1e6, 1e7) == pytest.approx(expected)
+    plan = make_plan("10h", LAW, SPEED, laws=others)
+    assert plan.prediction()["error"] == pytest.approx(expected)
+    assert f"± {expected:.2f}" in plan.line() and f"± {expected:.2f}" in plan._repr_markdown_()
 
 
 def test_similar_laws_describe_the_runs():
