@@ -1,4 +1,4 @@
-"""Writes cramming_nb/sizes.json, the measured runs behind `cram plan`, from records/lab/size_*.json."""
+"""Writes cramming_nb/sizes.json, the measured runs behind `cram plan`, from size_* and crossing_* in records/lab."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,8 @@ def row(record: dict) -> dict:
 
 def rows() -> list[dict]:
     """A row of each record, the smallest models first; trials of other learning rates are left out."""
-    records = [json.loads(path.read_text()) for path in (ROOT / "records/lab").glob("size_*.json")]
+    paths = [path for name in ("size", "crossing") for path in (ROOT / "records/lab").glob(f"{name}_*.json")]
+    records = [json.loads(path.read_text()) for path in paths]
     found = [row(record) for record in records if "lr" not in record["recipe"]["name"]]
     return sorted(found, key=lambda run: (run["size"], run["tokens"], run["loss"]))
 
