@@ -68,7 +68,7 @@ def measured_runs() -> list[dict]:
     return json.loads(files("cramming_nb").joinpath("sizes.json").read_text())
 
 # %% ../nbs/17a_plan.ipynb #0930b42c
-FEWEST_TOKENS = 0.25  # for each unit of size; with fewer, a larger model is worse
+FEWEST_TOKENS = 0.25  # tokens over size; the one measured run below this was worse
 
 def long_enough(size: float, tokens: float) -> bool:
     "Whether a run of a size (FLOPs per token / 6) has enough tokens for the law."
@@ -176,7 +176,7 @@ def measured_law() -> ScalingLaw:
     return fit_law(*usable_runs())
 
 SIMILAR = 1.3  # a law that misses the runs by so many times more describes them about as well:
-               # an F-test of five numbers and fourteen runs, at one standard deviation
+               # an F-test of five numbers and fifteen runs, at one standard deviation
 
 def similar_laws() -> list[ScalingLaw]:
     "Laws that describe the measured runs about as well as the best one."
