@@ -1,0 +1,55 @@
+"""How much faster a step of `pocket` gets on an AMD processor when MKL takes its AVX2 code: records/bench/amd.json.
+
+python tests/mkl_on_amd.py LIBRARY [--rounds N]
+
+LIBRARY is the small library of the page "Where it runs" (AMD processors). Steps with and without it are timed in turns, each in
+a process of its own. The record holds one ratio a round: steps a second with the library over those without it.
+The machine should do nothing else.
+"""
+
+import argparse
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from cramming_nb.bench import Implementation, interleave, recipe_steps
+from cramming_nb.hardware import DTYPES, Hardware
+from cramming_nb.recipes import load_recipe
+from cramming_nb.records import environment
+
+RECORD = Path(__file__).resolve().parents[1] / "records/bench/amd.json"
+
+
+def steps(library: Path | None, stack: ExitStack) -> Implementation:
+    """Steps of `pocket` in a new process, which loads `library` before all others."""
+    recipe = load_recipe("pocket")
+    hardware = Hardware.detect(DTYPES[recipe.training.dtype])
+    if library:
+        os.environ["LD_PRELOAD"] = str(library)
+    else:
+        os.environ.pop("LD_PRELOAD", None)
+    # `watch_children` makes it a new process, not a fork of one that has loaded MKL already.
+    return stack.enter_context(Implementation(recipe_steps, recipe, hardware, watch_children=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    if not options.library.is_file():
+        sys.exit(f"{options.library}: no such file; the page 'Where it runs' says how to make it")
+
+    with ExitStack() as stack:
+        work = {"with": steps(options.library.resolve(), stack), "without": steps(None, stack)}
+        seconds = interleave(work, options.rounds, progress=True)
+    ratios = [round(b / a, 3) for a, b in zip(seconds["with"], seconds["without"], strict=True)]
+    record = dict(environment=environment(Hardware.detect()), ratios=ratios)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(ratios)
+
+
+if __name__ == "__main__":
+    main()
