@@ -118,7 +118,7 @@ def two_columns(x: np.ndarray, y: np.ndarray, target: np.ndarray) -> tuple[np.nd
 
 def fit_grid(size: np.ndarray, tokens: np.ndarray, loss: np.ndarray,
              power: float = 2.0) -> tuple[list[np.ndarray], np.ndarray]:
-    """The law that fits best for each floor and pair of exponents.
+    """The law that fits best for each floor and pair of exponents, with one `power`.
 
     Returns floor, A, alpha, B and beta of all these laws, and the typical miss of each in nats.
     """
@@ -138,7 +138,7 @@ def fit_grid(size: np.ndarray, tokens: np.ndarray, loss: np.ndarray,
 
 def best_law(size: np.ndarray, tokens: np.ndarray, loss: np.ndarray,
              power: float = 2.0) -> ScalingLaw:
-    "The law of the grid that misses these runs least."
+    "The law of the grid, with one `power`, that misses these runs least."
     numbers, miss = fit_grid(size, tokens, loss, power)
     return ScalingLaw(*(float(values[miss.argmin()]) for values in numbers), power)
 
@@ -149,7 +149,10 @@ def num_different(values: np.ndarray) -> int:
 
 def fit_law(size: Sequence[float], tokens: Sequence[float], loss: Sequence[float],
             power: float = 2.0) -> ScalingLaw:
-    "The law of some runs, with the error of predicting each run from all the others."
+    """The law of some runs, with the error of predicting each run from all the others.
+
+    `power` says how the two prices add up; 1 is a plain sum.
+    """
     size, tokens, loss = (np.asarray(values, dtype=float) for values in (size, tokens, loss))
     different = min(num_different(size), num_different(tokens))
     if len(loss) < FEWEST_RUNS or different < FEWEST_DIFFERENT:
@@ -188,7 +191,7 @@ def prediction_error(law: ScalingLaw, laws: Sequence[ScalingLaw], size: float,
                      tokens: float) -> float:
     """Half of the 95 % interval of one prediction, in nats.
 
-    It holds the error of the law, and how far laws that fit about as well differ from it there.
+    `size` is FLOPs per token / 6. The interval holds the error of the law, and how far laws that fit about as well differ from it there.
     """
     differences = [other.loss(size, tokens) - law.loss(size, tokens) for other in laws]
     typical = math.sqrt(np.mean(np.square(differences))) if differences else 0.0
