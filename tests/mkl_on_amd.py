@@ -2,8 +2,9 @@
 
 python tests/mkl_on_amd.py LIBRARY [--rounds N]
 
-LIBRARY is the small library of the page "Where it runs" (AMD processors). Steps with and without it are timed in turns, each in
-a process of its own. The record holds one ratio a round: steps a second with the library over those without it.
+LIBRARY is the small library of the page "Where it runs" (AMD processors). Steps with and without it are timed in
+turns, each in a process of its own. The record holds one ratio a round: steps a second with the library over
+those without it.
 The machine should do nothing else.
 """
 
@@ -39,6 +40,9 @@ def main():
     parser.add_argument("library", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
+    machine = environment(Hardware.detect())
+    if "AMD" not in machine["processor"]:
+        sys.exit(f"{machine['processor']}: not a processor of AMD; there is nothing to measure")
     if not options.library.is_file():
         sys.exit(f"{options.library}: no such file; the page 'Where it runs' says how to make it")
 
@@ -46,7 +50,7 @@ def main():
         work = {"with": steps(options.library.resolve(), stack), "without": steps(None, stack)}
         seconds = interleave(work, options.rounds, progress=True)
     ratios = [round(b / a, 3) for a, b in zip(seconds["with"], seconds["without"], strict=True)]
-    record = dict(environment=environment(Hardware.detect()), ratios=ratios)
+    record = dict(environment=machine, ratios=ratios)
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     print(ratios)
 
