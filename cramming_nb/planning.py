@@ -85,7 +85,7 @@ class ScalingLaw:
     size_power: float    # alpha
     token_scale: float   # nats after a million tokens, B
     token_power: float   # beta
-    power: float = POWER
+    power: float = POWER  # how the two prices add up
     error: float = 0.0   # typical error in nats of predicting a run from all the others
     smallest_size: float = 0.0      # of the runs that it was fitted to
     largest_size: float = math.inf  # of these runs
