@@ -27,7 +27,7 @@ from .hardware import Hardware
 from .recipes import Recipe, change, load_recipe
 from .records import RunRecord
 from .run import Run, execute, run_name
-from .stages import Busy, Ray, lock, write_text
+from .stages import Busy, Ray, exit_with_parent, lock, write_text
 
 # %% ../nbs/17_experiments.ipynb #0fc03495
 @dataclass(frozen=True)
@@ -213,6 +213,7 @@ def finished_records(runs: list[Run]) -> list[RunRecord]:
 def worker(runs: list[Run], device: int, threads: int):
     "What each process of `execute_in_processes` does, on the device with that number."
     os.setpgrp()  # Ctrl-C goes to the parent process only, which stops this one
+    exit_with_parent()
     Hardware.detect().device.select(device)
     torch.set_num_threads(threads)
     quiet = [replace(run, progress=False) for run in runs]

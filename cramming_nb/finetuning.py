@@ -10,7 +10,7 @@ __all__ = ['SMALL', 'IN_THIS_PROCESS', 'ADDED_LATER', 'length_buckets', 'epoch_b
            'run_jobs', 'protocol_text', 'result_checksums', 'ResultFiles', 'evaluate']
 
 # %% ../nbs/11b_fast_finetuning.ipynb #d0a13909
-import hashlib, json, math, multiprocessing, signal, time
+import hashlib, json, math, multiprocessing, time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +34,7 @@ from cramming_nb.glue import (
 )
 from .hardware import Device, Hardware, is_out_of_memory
 from .optimizer import Optimizer, OptimizerConfig
+from .stages import exit_with_parent
 from .tokenizer import PAD
 
 # %% ../nbs/11b_fast_finetuning.ipynb #b5fd059a
@@ -364,7 +365,7 @@ IN_THIS_PROCESS = {}  # the jobs of a worker process
 
 def start_worker(jobs: Jobs, devices: multiprocessing.Queue, threads: int):
     "Make a new process ready to fine-tune."
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent()
     torch.set_num_threads(threads)
     device = jobs.hardware.device
     device.select(devices.get())

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from conftest import Killable, command, lines
 from cramming_nb.budget import Budget
 from cramming_nb.experiments import Entry, plan, read_list
 from cramming_nb.records import RunRecord
-from cramming_nb.stages import lock
+from cramming_nb.stages import Busy, lock
 from cramming_nb.training import read_log
 
 # Processes are forked from a server that has loaded torch.
@@ -140,6 +141,27 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
     monkeypatch.setattr("cramming_nb.experiments.multiprocessing", FORKED)  # no wait for imports a second time
     assert lab("--jobs", "2").code == 0
     assert [r.seed for r in lab.records()] == [0, 1, 2]
+
+
+def test_the_processes_of_a_killed_lab_end_with_it(lab):
+    lab.write(dict(seeds=[0, 1, 2], budget="3Mtok"))
+    started = lab.start("--jobs", "2")
+    started.wait_for(lambda: len(list(lab.runs.glob("*/log.jsonl"))) == 2)
+    assert started.send(signal.SIGKILL) == -signal.SIGKILL
+    folders = sorted(path.parent for path in lab.runs.glob("*/log.jsonl"))
+
+    def free(folder: Path) -> bool:  # a lock is refused while another process is at work on the run
+        try:
+            with lock(folder):
+                return True
+        except Busy:
+            return False
+
+    end = time.monotonic() + 20
+    while not all(map(free, folders)):
+        assert time.monotonic() < end, "a process works on without its parent"
+        time.sleep(0.2)
+    assert lab.records() == []
 
 
 def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
