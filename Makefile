@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ONLY   ?=
+SLOW   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
@@ -35,8 +36,8 @@ test-gpu: $(VENV)/.dev  ## with what needs a GPU (cells and tests marked gpu; wi
 	$(NBTEST) --flags gpu
 	$(BIN)/python -m pytest -m gpu
 
-book: export  ## execute the notebooks in place (ONLY=05_architecture: that one)
-	$(BIN)/python tests/book.py run $(ONLY)
+book: export  ## execute the notebooks in place (ONLY=05_architecture: that one; SLOW=1: with the cells marked slow)
+	$(BIN)/python tests/book.py run $(if $(SLOW),--slow) $(ONLY)
 
 export: $(VENV)/.dev  ## write the package from the notebooks, and clean them
 	$(BIN)/nbdev_export

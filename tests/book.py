@@ -1,6 +1,7 @@
 """The author's chores.
 
-python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...)
+python tests/book.py run [NAME ...]   execute notebooks in place (all of them, or 05_architecture, lab/pocket_glue ...);
+                                      with --slow, their cells marked slow as well
 python tests/book.py readme           write README.md from nbs/index.ipynb
 python tests/book.py agree            check that notebooks, package and README.md agree; changes nothing
 python tests/book.py verdicts         bring the verdicts that chapters quote up to date with records/ (see lab/claims)
@@ -23,6 +24,7 @@ import yaml
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import MarkdownExporter
+from traitlets import Bool
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
@@ -50,15 +52,19 @@ def nbdev(command: str, *arguments: str | Path, root: Path = ROOT):
 class Author(NotebookClient):
     """Executes a notebook as nbdev_test does: `#| eval: false` and the flags of settings.ini keep their old outputs."""
 
+    slow = Bool(help="execute the cells marked slow as well")
+
     async def async_execute_cell(self, cell, cell_index, **kwargs):
-        flags = "|".join(settings()["tst_flags"].split())
-        if re.search(rf"^#\|\s*(eval:\s*false|{flags})\b", cell.source, re.M):
+        flags = [flag for flag in settings()["tst_flags"].split() if not (self.slow and flag == "slow")]
+        kept = "|".join([r"eval:\s*false", *flags])
+        if re.search(rf"^#\|\s*({kept})\b", cell.source, re.M):
             return cell
         return await super().async_execute_cell(cell, cell_index, **kwargs)
 
 
-def run(names: list[str]):
+def run(arguments: list[str]):
     """Execute notebooks in place; one that fails is left as it was."""
+    names, slow = [a for a in arguments if a != "--slow"], "--slow" in arguments
     chosen = [p for p in notebooks() if not names or str(p.relative_to(NBS).with_suffix("")) in names]
     if not chosen:
         sys.exit(f"no such notebook: {' '.join(names)}")
@@ -66,7 +72,8 @@ def run(names: list[str]):
         print(path.relative_to(ROOT), flush=True)
         nb = nbformat.read(path, as_version=4)
         try:
-            Author(nb, timeout=600, extra_arguments=KERNEL, resources={"metadata": {"path": path.parent}}).execute()
+            resources = {"metadata": {"path": path.parent}}
+            Author(nb, timeout=600, slow=slow, extra_arguments=KERNEL, resources=resources).execute()
         except CellExecutionError as error:
             sys.exit(f"{path.relative_to(ROOT)} was left as it was:\n{error}")
         nbformat.write(nb, path)
@@ -367,7 +374,7 @@ def docs():
 
 
 if __name__ == "__main__":
-    command, *names = sys.argv[1:] or ["help"]
-    commands = {"run": lambda: run(names), "readme": write_readme, "agree": agree, "docs": docs}
+    command, *arguments = sys.argv[1:] or ["help"]
+    commands = {"run": lambda: run(arguments), "readme": write_readme, "agree": agree, "docs": docs}
     commands |= {"verdicts": write_verdicts, "address": write_addresses}
     commands.get(command, lambda: sys.exit(__doc__))()
