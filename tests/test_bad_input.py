@@ -357,10 +357,11 @@ PARTS = ["train-*.bin", "heldout-*.bin", "tokenizer.json", "probe.jsonl", "manif
 def test_damaged_corpus(name, how, finished, tmp_path):
     cache = tmp_path / "cache"
     shutil.copytree(finished.tiny.cache, cache)
-    found = [
-        p for p in cache.glob(f"corpus-*/{name}") if not json.loads((p.parent / "manifest.json").read_text())["overlap"]
-    ]
-    (path,) = found  # another test may have built the same rows beside a folder of tasks
+    rows = json.loads((finished.folder / "run.json").read_text())["rows"]  # the checksum of what the run has read
+    manifests = {path.parent: path.read_text() for path in cache.glob("corpus-*/manifest.json")}
+    # Other tests may have built other rows here, or the same ones beside a folder of tasks.
+    (corpus,) = (folder for folder, text in manifests.items() if rows in text and not json.loads(text)["overlap"])
+    (path,) = corpus.glob(name)
     path.write_bytes(DAMAGE[how](path.read_bytes()))
     result = command("run", *finished.tiny.options("1ktok"), "--name", "other", cwd=tmp_path, cache=cache)
     refused(result, str(path.parent), "damaged", "delete")
