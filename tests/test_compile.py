@@ -127,6 +127,7 @@ def test_without_a_compiler_a_run_says_so_once(tiny, tmp_path, monkeypatch):
     assert not json.loads((tmp_path / "runs" / "run" / "pretraining.json").read_text())["compiled"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Device().compiler() is None, reason="there is no C++ compiler")
 def test_a_compiled_run_learns_the_same_and_resumes_without_its_compiler(tiny, tmp_path, monkeypatch):
     """One run is compiled and stopped half-way; then the compiler is gone, and the other half is not."""

@@ -18,7 +18,7 @@ from cramming_nb.budget import UserError
 from cramming_nb.corpus import get_corpus
 from cramming_nb.stages import Local, Ray, chunk_paths, lock
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.slow]  # starting Ray takes long
 
 
 @pytest.fixture(scope="module")
