@@ -12,7 +12,7 @@ NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cram test test-notebooks test-pytest agree test-slow test-gpu book export readme pages site-check package-check docs clean needs
+.PHONY: help cram test agree test-slow test-gpu book export readme pages site-check package-check docs clean needs
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,12 +22,7 @@ cram: $(VENV)/.run  ## install, then pretrain a small language model and report 
 
 test: $(VENV)/.dev  ## what every change has to pass
 	$(MAKE) --jobs=2 agree pages  # neither needs both cores all the time
-	$(MAKE) --jobs=2 test-notebooks test-pytest  # pytest often waits; notebooks are listed when the last has ended
-
-test-notebooks: $(VENV)/.dev  ## every notebook, without the cells marked slow
 	$(NBTEST)
-
-test-pytest: $(VENV)/.dev  ## what pytest finds in tests/
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 agree: $(VENV)/.dev

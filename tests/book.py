@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from configparser import ConfigParser
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -80,6 +81,7 @@ def run(arguments: list[str]):
         nbdev("clean", "--fname", path)
 
 
+@cache
 def settings() -> dict[str, str]:
     """settings.ini, which has the address of the repository and of the site."""
     parser = ConfigParser(delimiters=["="])

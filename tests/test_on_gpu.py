@@ -57,6 +57,7 @@ def check_the_run(home: Path) -> RunRecord:
     return record
 
 
+@pytest.mark.slow
 def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_path, bare):
     given = options(tiny, tmp_path, "--skip", "tests", "bench", budget="3s")
     call = [sys.executable, ROOT / "tests" / "on_gpu.py", *given]
