@@ -146,6 +146,7 @@ def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatc
     assert not (tmp_path / "work" / "data").exists()
 
 
+@pytest.mark.slow
 def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, call, monkeypatch):
     given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="3s")
     log = tmp_path / "work" / "tiny" / "log.jsonl"

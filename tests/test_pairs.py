@@ -268,7 +268,7 @@ def test_baseline_has_the_same_head(finished, glue, tmp_path, monkeypatch):
     assert heads == {1: 4 * [(32, 32)], 2: 2 * [(32, 128)], 3: 2 * [(32, 160)]}  # CoLA once for all three
 
 
-@pytest.mark.parametrize("pairs", ["apart", "both"])
+@pytest.mark.parametrize("pairs", ["both", pytest.param("apart", marks=pytest.mark.slow)])
 def test_several_at_a_time(pairs, finished, glue, tmp_path):
     data = load_glue(glue, ("rte", "cola"))
     together = results(finished, data, tmp_path / "together", pairs, threads=2)
