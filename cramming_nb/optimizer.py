@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['Groups', 'OPTIMIZERS', 'AVERAGES', 'BertAdam', 'OptimizerConfig', 'parameter_groups', 'decay_cautiously',
-           'master_weights', 'copy_weights', 'flat_buffer', 'move_gradients', 'scale_and_clip', 'with_decay', 'adamw',
-           'bert_adam', 'adam_l2', 'muon', 'from_package', 'step_unless', 'LossScale', 'EMA', 'LAWA',
-           'schedule_free_weights', 'Float32Optimizer', 'Optimizer', 'evaluation_weights', 'weight_names',
+           'master_weights', 'copy_weights', 'flat_buffer', 'move_gradients', 'scale_and_clip', 'orthogonalise', 'Muon',
+           'with_decay', 'adamw', 'bert_adam', 'adam_l2', 'muon', 'from_package', 'step_unless', 'LossScale', 'EMA',
+           'LAWA', 'schedule_free_weights', 'Float32Optimizer', 'Optimizer', 'evaluation_weights', 'weight_names',
            'named_states', 'load_named_states', 'serialize', 'deserialize', 'text_to_tensor', 'tensor_to_text']
 
 # %% ../nbs/07_optimizer.ipynb #af91b991
-import json
+import json, math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -157,6 +157,49 @@ def scale_and_clip(grads: list[Tensor], scale: Tensor | float, limit: float) -> 
         torch._foreach_mul_(grads, scale)
     return norm
 
+# %% ../nbs/07_optimizer.ipynb #7243efb2
+def orthogonalise(matrix: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
+    "Bring the singular values of a matrix [m, n] close to one; multiplies in `dtype`."
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.to(dtype, copy=True)
+    x = x.T if tall else x  # so that the product with its transpose is the smaller one
+    x.div_(x.norm().clamp(min=1e-7))
+    for _ in range(steps):
+        product = x @ x.T
+        polynomial = torch.addmm(product, product, product, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
+    return x.T if tall else x
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with Nesterov's look-ahead, orthogonalised (Jordan et al. 2024); matrices only.
+
+    Updates are as large as AdamW's (Liu et al. 2025). `multiply_in` names the number format of
+    the products; the rest is in the format of the weights.
+    """
+    def __init__(self, weights: list[Tensor], lr: float, weight_decay: float,
+                 multiply_in: str = "bfloat16", momentum: float = 0.95):
+        defaults = dict(
+            lr=lr, weight_decay=weight_decay, multiply_in=multiply_in, momentum=momentum)
+        super().__init__(weights, defaults)
+
+    @torch.no_grad()
+    def step(self):
+        "Update the weights from their gradients."
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            dtype = getattr(torch, group.get("multiply_in", "bfloat16"))  # as older states did
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                mean = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+                update = orthogonalise(weight.grad.lerp(mean, momentum), dtype)
+                weight.mul_(1 - lr * group["weight_decay"])
+                weight.add_(update, alpha=-lr * 0.2 * math.sqrt(max(weight.shape)))
+
 # %% ../nbs/07_optimizer.ipynb #fa90e6fd
 Groups = dict[str, list[Tensor]]  # weights by the groups of `parameter_groups`
 
@@ -183,8 +226,9 @@ def adam_l2(groups: Groups, config: OptimizerConfig) -> list[torch.optim.Optimiz
 
 def muon(groups: Groups, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     "Muon on the hidden matrices, its updates as large as AdamW's; AdamW on the rest."
-    constants = dict(lr=config.lr, weight_decay=config.weight_decay)
-    hidden = torch.optim.Muon(groups["hidden"], **constants, adjust_lr_fn="match_rms_adamw")
+    fast = device_of(groups["hidden"][0]).fast_dtype()
+    multiply_in = "bfloat16" if fast is torch.bfloat16 else "float32"
+    hidden = Muon(groups["hidden"], config.lr, config.weight_decay, multiply_in)
     return [hidden, *adamw(groups | dict(hidden=[]), config)]
 
 # %% ../nbs/07_optimizer.ipynb #45e54523

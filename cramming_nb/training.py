@@ -32,7 +32,8 @@ from .distributed import (
     EXCHANGE, GradientExchange, PeerLost, ProcessGroup, RandomNumbers, synchronize)
 from .hardware import (
     DTYPES, Device, EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, matrix_rate)
-from .objective import ObjectiveConfig, mask_rows, masked_loss, num_predicted
+from .objective import (
+    AdaptiveMasks, ObjectiveConfig, loss_with_probabilities, mask_rows, num_predicted)
 from .optimizer import Optimizer, OptimizerConfig
 from .options import check_options, option
 from .schedule import (
@@ -135,11 +136,13 @@ class Batches:
         return self.corpus.batch(cursor + first, last - first, self.seed)
 
     def mask(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, seed: int, length: int,
-             masks: ObjectiveConfig, fill_up_to: int = 0) -> tuple[Tensor, ...]:
+             masks: ObjectiveConfig, fill_up_to: int = 0, token_weights: Tensor | None = None,
+             ) -> tuple[Tensor, ...]:
         """Cut sequences to `length` tokens and mask them, on the device.
 
         Returns masked ids [B, S], positions, labels and weights [B, k], as `mask_rows` does; with
-        sequences of weight 0 added where there are fewer than `fill_up_to`.
+        sequences of weight 0 added where there are fewer than `fill_up_to`. `token_weights` [V]
+        are those of masks that adapt.
         """
         missing = max(0, fill_up_to - len(ids))
         arrays = [ids, rows, epochs]
@@ -147,7 +150,8 @@ class Batches:
             arrays = [np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in arrays]
         tensors = map(self.device.put, arrays)
         cut = cut_rows(*tensors, length)
-        masked, positions, labels, weights = mask_rows(*cut, seed, masks, self.vocab_size)
+        masked, positions, labels, weights = mask_rows(
+            *cut, seed, masks, self.vocab_size, token_weights)
         if missing:
             parts = ids.shape[1] // length
             weights[-missing * parts:] = 0
@@ -162,12 +166,16 @@ class ModelLoss:
         self.worked = set()  # graphs that have been compiled and run
 
     def plain(self, masked: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
-              z_loss: float) -> Tensor:
-        "Sum of losses: token ids [B, S], positions, labels and weights [B, k]; a scalar."
-        return masked_loss(self.model(masked, positions), labels, weights, z_loss)
+              z_loss: float) -> tuple[Tensor, Tensor]:
+        """The sum of losses, a scalar, and the probability of each label [B, k].
 
-    def __call__(self, *batch: object) -> Tensor:
-        "The loss, by the compiled model or by the plain one."
+        Takes token ids [B, S], and positions, labels and weights [B, k].
+        """
+        logits = self.model(masked, positions)
+        return loss_with_probabilities(logits, labels, weights, z_loss)
+
+    def __call__(self, *batch: object) -> tuple[Tensor, Tensor]:
+        "What `plain` returns, by the compiled model or by the plain one."
         if not self.compiled:
             return self.plain(*batch)
         self.fast = self.fast or compiled_by_levels(self.plain)
@@ -338,6 +346,7 @@ class Trainer:
         self.schedule = StepSchedule(schedule, objective, architecture, self.length, optimizer.lr)
         vocab_size, device = architecture.vocab_size, hardware.device
         self.batches = Batches(corpus, vocab_size, device, self.group, seed)
+        self.adaptive = AdaptiveMasks(vocab_size, hardware.kind) if objective.adaptive else None
         self.heldout = HeldoutSequences(corpus, training.heldout_rows, self.group)
         self.exchange = GradientExchange(self.group)
         full_batch = schedule.batch_size * num_predicted(objective, self.length)
@@ -365,9 +374,12 @@ class Trainer:
              masks: ObjectiveConfig) -> tuple[Tensor, Tensor]:
         "Sum of losses, and number of predicted tokens, of sequences cut to `length`: scalars."
         size = self.micro_batch_size if self.model_loss.compiled else 0
+        token_weights = self.adaptive.weights() if masks.adaptive else None
         masked, positions, labels, weights = self.batches.mask(
-            ids, rows, epochs, seed, length, masks, fill_up_to=size)
-        loss = self.model_loss(masked, positions, labels, weights, masks.z_loss)
+            ids, rows, epochs, seed, length, masks, size, token_weights)
+        loss, probabilities = self.model_loss(masked, positions, labels, weights, masks.z_loss)
+        if masks.adaptive:
+            self.adaptive.add(labels, probabilities, weights)
         return loss, weights.sum()
 
     def forward_backward(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray,
@@ -401,6 +413,9 @@ class Trainer:
     def update(self, t: float):
         "The optimizer step at fraction `t`, with the mean gradient over all processes."
         self.gradients.reduce()
+        if self.adaptive:
+            self.group.all_reduce(self.adaptive.new)
+            self.adaptive.step()
         norm = if_it_fits(self.gradients.step, self.schedule.lr(t))
         if norm is None:
             # The first step allocates the optimizer's means, and there was no memory for them. By
@@ -408,6 +423,12 @@ class Trainer:
             raise UserError("the optimizer's state does not fit into the memory of this device; "
                             "choose a smaller training.micro_batch_size or architecture")
         self.norm = norm
+
+    def drop(self):
+        "Forget what was added up for the step under way."
+        self.gradients.drop()
+        if self.adaptive:
+            self.adaptive.drop()
 
     # Micro-batches and their compiled graphs
 
@@ -470,13 +491,16 @@ class Trainer:
     # What a checkpoint keeps
 
     def state(self) -> dict[str, Tensor]:
-        "All tensors that a resumed run needs: the optimizer's, and each process's random state."
-        return self.optimizer.state_dict() | self.random.state()
+        "All tensors that a resumed run needs: optimizer, random states, and masks that adapt."
+        adaptive = {"adaptive.sums": self.adaptive.sums} if self.adaptive else {}
+        return self.optimizer.state_dict() | self.random.state() | adaptive
 
     def load(self, tensors: dict[str, Tensor], salt: int = 0):
         "Restore what `state` gave; a process that was not there begins new random numbers."
         self.optimizer.load_state_dict(tensors)
-        self.gradients.drop()
+        if self.adaptive:
+            self.adaptive.sums = tensors["adaptive.sums"].to(self.hardware.kind)
+        self.drop()
         self.random.load(tensors, salt)
 
 # %% ../nbs/10_training.ipynb #f222cb52
@@ -493,7 +517,7 @@ def measure_speed(trainer: Trainer, size: int) -> float:
         compute()  # compiles, or warms up
         return device.seconds(compute)
     seconds = if_it_fits(measure)
-    trainer.model.zero_grad()
+    trainer.drop()
     device.release_memory()
     return 0.0 if seconds is None else size / seconds
 
@@ -1100,7 +1124,7 @@ def seconds_per_step(trainer: Trainer) -> float:
         trainer.accumulate_gradients(*batch, 0.0)
     compute()  # compiles, or warms up
     seconds = device.seconds(compute)
-    trainer.gradients.drop()
+    trainer.drop()
     trainer.losses.reset()
     device.set_random_state(random)
     full_batch = trainer.schedule.config.batch_size
@@ -1193,7 +1217,7 @@ class TrainingRun:
         "Take back the step under way; its seconds are lost."
         self.step_start.restore()
         self.step_start = None
-        self.trainer.gradients.drop()
+        self.trainer.drop()
 
     def is_over(self, t: float) -> bool:
         "Whether to end: a signal came, the run failed, or the budget is spent and logged."

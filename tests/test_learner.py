@@ -38,11 +38,11 @@ def make(tiny):
     corpus, r = Corpus(next(tiny.cache.glob("corpus-*"))), load_recipe(str(tiny.recipe))
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
-    def trainer(rank: int = 0, size: int = 1, optimizer=(), training=(), compiled: bool = False):
-        group = SimulatedGroup(rank, size)
+    def trainer(rank: int = 0, size: int = 1, optimizer=(), training=(), objective=(), compiled: bool = False):
+        group, masks = SimulatedGroup(rank, size), replace(r.objective, **dict(objective))
         settings = replace(r.optimizer, **dict(optimizer)), r.schedule, replace(r.training, **dict(training))
         exact = Hardware.detect(torch.float32)
-        return Trainer(corpus, arch, r.objective, *settings, exact, compiled=compiled, group=group)
+        return Trainer(corpus, arch, masks, *settings, exact, compiled=compiled, group=group)
 
     return trainer
 
@@ -88,8 +88,9 @@ def test_no_process_tries_more_rows_than_its_share(make):
     assert find_micro_batch(trainer) <= -(-trainer.schedule.config.batch_size // 4)
 
 
-def test_what_is_loaded_is_all_that_is_there(make):
-    trainer, fresh = make(), make()
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_what_is_loaded_is_all_that_is_there(make, adaptive):
+    trainer, fresh = (make(objective=dict(adaptive=adaptive)) for _ in range(2))
     before = {name: t.clone() for name, t in trainer.state().items()}
     learn(trainer, 3)
     trainer.load(before)
@@ -98,6 +99,27 @@ def test_what_is_loaded_is_all_that_is_there(make):
     learn(fresh, 2)
     ours, theirs = trainer.state(), fresh.state()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_masks_that_adapt_are_resumed_to_the_bit_and_validated_as_all_are(make):
+    whole, first, second = (make(objective=dict(adaptive=True)) for _ in range(3))
+    assert whole.heldout_loss() == make().heldout_loss()
+    learn(whole, 4)
+    learn(first, 2)
+    first.accumulate_gradients(*first.corpus.batch(16, 8, 0), 0.5)  # a step that is never finished
+    first.drop()
+    second.load({name: t.clone() for name, t in first.state().items()})
+    for step in (2, 3):
+        second.accumulate_gradients(*second.corpus.batch(8 * step, 8, 0), 0.5)
+        second.update(0.5)
+    ours, theirs = second.state(), whole.state()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert ours["adaptive.sums"][1].sum() > 0
+    rest = whole.seed, whole.length, whole.schedule.masking(0.5)
+    before, tokens = whole.loss(*whole.batch(0, 8), *rest)
+    whole.adaptive.sums[:, ::2] = torch.tensor([[90.0], [100.0]])  # every other token is predicted well
+    after, as_many = whole.loss(*whole.batch(0, 8), *rest)
+    assert before != after and tokens == as_many
 
 
 @pytest.mark.parametrize("average", ["ema", "lawa"])

@@ -6,7 +6,16 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming_nb.hardware import Device
-from cramming_nb.objective import CrossEntropy, masked_loss
+from cramming_nb.objective import (
+    AdaptiveMasks,
+    CrossEntropy,
+    ObjectiveConfig,
+    favour,
+    loss_with_probabilities,
+    mask_rows,
+    masked_loss,
+)
+from cramming_nb.tokenizer import SPECIAL_TOKENS
 
 B, K, V = 3, 5, 97
 
@@ -48,7 +57,7 @@ def test_loss_and_gradient_are_those_of_the_formula(chunk, z_loss, dtype, rtol):
 
     def in_chunks(x):
         flat = x.flatten(0, 1), labels.flatten(), weights.flatten()
-        return CrossEntropy.apply(*flat, z_loss, chunk)
+        return CrossEntropy.apply(*flat, z_loss, chunk)[0]
 
     rest = (labels, weights, z_loss)
     expected, slope = with_gradient(plain, logits.float(), *rest, factor=0.125)
@@ -114,3 +123,84 @@ def test_a_compiler_gets_no_scatter():
     names = {str(target) for targets in found for target in targets}
     assert len(found) == 2 and any("exp" in name for name in names)
     assert not [name for name in names if "scatter" in name or "index_put" in name]
+
+
+# Masks that adapt
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_probabilities_are_those_of_the_labels(z_loss):
+    logits, labels, weights = data()
+    loss, probabilities = loss_with_probabilities(logits.requires_grad_(), labels, weights, z_loss)
+    expected = logits.softmax(-1).gather(-1, labels[..., None])[..., 0]
+    torch.testing.assert_close(probabilities, expected.detach())
+    assert loss == masked_loss(logits, labels, weights, z_loss) and not probabilities.requires_grad
+
+
+def test_positions_are_chosen_in_proportion_to_their_weights():
+    """Drawn one after the other without replacement, as torch.multinomial draws, here by enumeration."""
+    given = torch.tensor([1.0, 0.6, 0.3, 0.1])
+    first = given / given.sum()
+    second = sum(first[i] * given / (given.sum() - given[i]) * (torch.arange(4) != i) for i in range(4))
+    numbers = torch.randint(0, 2**32, (40_000, 4), generator=torch.Generator().manual_seed(0))
+    order = favour(numbers, given.expand_as(numbers)).argsort(1)
+    for place, expected in enumerate((first, second)):
+        found = order[:, place].bincount(minlength=4) / len(order)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.012)  # five deviations
+
+
+def test_favoured_numbers_stay_in_their_range():
+    numbers = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
+    for weight in (1.0, 0.5, AdaptiveMasks.LEAST):
+        found = favour(numbers, torch.full((5,), weight))
+        assert found.min() >= 0 and found.max() < 2**32 and (found.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_special_tokens_are_never_masked_whatever_the_weights(exact):
+    ids = torch.randint(0, V, (50, 64), generator=torch.Generator().manual_seed(0))
+    token_weights = torch.full((V,), AdaptiveMasks.LEAST)
+    token_weights[: len(SPECIAL_TOKENS)] = 1
+    config, numbers = ObjectiveConfig(exact=exact), torch.arange(50)
+    masked, positions, labels, weights = mask_rows(ids, numbers, 0 * numbers, 0, config, V, token_weights)
+    assert (labels[weights > 0] >= len(SPECIAL_TOKENS)).all()
+    assert masked.scatter(1, positions, labels).equal(ids)
+
+
+def test_a_token_that_is_known_is_masked_less_often():
+    ids = torch.randint(len(SPECIAL_TOKENS), V, (4000, 64), generator=torch.Generator().manual_seed(0))
+    adaptive, numbers = AdaptiveMasks(V, "cpu"), torch.arange(4000)
+    known = V - 1
+    for _ in range(300):
+        labels = torch.full((1, 8), known)
+        adaptive.add(labels, torch.full((1, 8), 0.75), torch.ones(1, 8))
+        adaptive.step()
+    weights = adaptive.weights()
+    assert weights[known].item() == pytest.approx(0.25, abs=0.01)
+    assert (weights[:known] == 1).all()
+    config = ObjectiveConfig()
+    counts = [
+        (mask_rows(ids, numbers, 0 * numbers, 0, config, V, w)[2] == known).sum().item() for w in (None, weights)
+    ]
+    assert 0.23 * counts[0] < counts[1] < 0.35 * counts[0]
+
+
+def test_what_is_added_up_does_not_depend_on_the_order():
+    generator = torch.Generator().manual_seed(0)
+    labels, given = torch.randint(0, V, (64, 5), generator=generator), torch.rand(64, 5, generator=generator)
+    counted = (torch.rand(64, 5, generator=generator) < 0.7).float()
+    found = []
+    for order in (torch.arange(64), torch.arange(64).flip(0)):
+        adaptive = AdaptiveMasks(V, "cpu")
+        for part in order.split(7):
+            adaptive.add(labels[part], given[part], counted[part])
+        adaptive.step()
+        found.append(adaptive.sums)
+    assert found[0].equal(found[1]) and found[0][1].sum() == counted.sum()
+
+
+def test_a_loss_that_is_not_finite_leaves_no_trace():
+    adaptive = AdaptiveMasks(V, "cpu")
+    adaptive.add(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[float("nan"), 0.5]]), torch.ones(1, 2))
+    adaptive.step()
+    assert adaptive.sums.isfinite().all() and adaptive.sums[0, 0] == 0.5

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from cramming_nb.checkpoint import load_checkpoint, save_checkpoint
+from cramming_nb.hardware import Device
 from cramming_nb.optimizer import (
     AVERAGES,
     OPTIMIZERS,
+    Muon,
     Optimizer,
     OptimizerConfig,
     evaluation_weights,
@@ -198,3 +200,43 @@ def test_older_states_load():
     resumed = Optimizer(build(dtype=torch.float16), OptimizerConfig())
     resumed.load_state_dict(older)
     assert resumed.loss_scale.finite_steps == 7 and not resumed.has_gradients
+
+
+@pytest.mark.parametrize("shape", [(48, 80), (80, 48), (32, 32)], ids=str)
+def test_muon_is_that_of_torch(shape):
+    """To the bit where it multiplies in bfloat16, as torch always does; float32 is close to it."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=generator)
+    ours, exact, theirs = (torch.nn.Parameter(start.clone()) for _ in range(3))
+    optimizers = [
+        Muon([ours], lr=0.1, weight_decay=0.1),
+        Muon([exact], lr=0.1, weight_decay=0.1, multiply_in="float32"),
+        torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(4):
+        gradient = torch.randn(shape, generator=generator)
+        for weight, optimizer in zip((ours, exact, theirs), optimizers, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+            assert weight.grad.equal(gradient)
+    assert torch.equal(ours, theirs) and not torch.equal(exact, theirs)
+    torch.testing.assert_close(exact, theirs, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("fast", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_muon_multiplies_in_bfloat16_only_where_that_is_fast(fast, monkeypatch):
+    monkeypatch.setattr(Device, "fast_dtype", lambda self: fast)
+    optimizer = Optimizer(build(), OptimizerConfig("muon"))
+    group = optimizer.inner.optimizers[0].param_groups[0]
+    assert group["multiply_in"] == ("bfloat16" if fast is torch.bfloat16 else "float32")
+
+
+def test_a_run_goes_on_in_the_format_it_began_with(monkeypatch):
+    """Its checkpoint says which; one that does not is from torch's Muon."""
+    monkeypatch.setattr(Device, "fast_dtype", lambda self: torch.float32)
+    begun = Optimizer(build(), OptimizerConfig("muon"))
+    state = begun.state_dict()
+    monkeypatch.setattr(Device, "fast_dtype", lambda self: torch.bfloat16)
+    resumed = Optimizer(build(), OptimizerConfig("muon"))
+    resumed.load_state_dict(state)
+    assert resumed.inner.optimizers[0].param_groups[0]["multiply_in"] == "float32"

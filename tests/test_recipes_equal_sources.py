@@ -47,6 +47,7 @@ NOT_IN_THE_SOURCES = {
     "architecture.norm": ("layer_norm", "P1 4.2, D 3"),
     "objective.keep_random": (True, "D 3.1, P1 4.3"),
     "objective.z_loss": (0.0, "here"),
+    "objective.adaptive": (False, "here"),
     "optimizer.cautious": (False, "here"),
     "optimizer.average": ("none", "P1: nothing; H: off"),
     "schedule.cooldown": (0.0, "H: off"),
