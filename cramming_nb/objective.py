@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ObjectiveConfig', 'mix', 'row_hash', 'position_hash', 'num_predicted', 'mask_rows', 'CrossEntropy',
-           'loss_with_probabilities', 'masked_loss', 'favour', 'AdaptiveMasks']
+           'loss_with_probabilities', 'masked_loss', 'apply_weights', 'TokenScores']
 
 # %% ../nbs/06_objective.ipynb #cc22ad5c
 import math
@@ -84,12 +84,15 @@ def mask_rows(ids: Tensor,              # token ids, int64 [B, S]
     # 1. The k positions with the smallest random numbers; special tokens come last.
     numbers = position_hash(row_hashes, length, 0)
     if token_weights is not None:
-        numbers = favour(numbers, token_weights[ids])
+        numbers = apply_weights(numbers, token_weights[ids])
     numbers = numbers + (special.long() << 32)
     # No two keys are equal: ties go to the earlier position, on every device.
     keys = numbers * length + torch.arange(length, device=ids.device)
     sorted_keys, positions = keys.sort(1)
     chosen_numbers, positions = sorted_keys[:, :k] // length, positions[:, :k]
+    if token_weights is not None:  # small weights come late in this order; shuffle it
+        shuffle = position_hash(row_hashes, length, 1).gather(1, positions).argsort(1)
+        chosen_numbers, positions = chosen_numbers.gather(1, shuffle), positions.gather(1, shuffle)
     original = ids.gather(1, positions)
 
     # 2. What the model sees there: [MASK], a random token, or the original one.
@@ -176,29 +179,32 @@ def masked_loss(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float =
     return loss_with_probabilities(logits, labels, weights, z_loss)[0]
 
 # %% ../nbs/06_objective.ipynb #eb3719c0
-def favour(numbers: Tensor, weights: Tensor) -> Tensor:
-    "Enlarge random 32-bit numbers [...] the more, the smaller their weights in (0, 1] are, [...]."
-    uniform = numbers.float() / 2**32
-    later = -torch.expm1(torch.log1p(-uniform) / weights)  # 1 - (1 - u)^(1 / w)
-    return (later * 2**32).long().clamp(max=2**32 - 1)
+def apply_weights(numbers: Tensor, weights: Tensor) -> Tensor:
+    "Random 32-bit numbers, larger where the weight, from 0.1 to 1, is smaller; both of one shape."
+    uniform = numbers.double() / 2**32
+    larger = -torch.expm1(torch.log1p(-uniform) / weights)  # 1 - (1 - u)^(1 / w)
+    return (larger * 2**32).round().long().clamp(max=2**32 - 1)
 
-class AdaptiveMasks:
-    "Counts how well each token of the vocabulary is predicted, and weighs it by that."
+class TokenScores:
+    "How well each token of the vocabulary is predicted, and the weight of a mask that follows."
     KEPT = 0.99      # of the sums, in each optimizer step
-    UNIT = 2**20     # probabilities are added as integers, which have no order of summation
-    LEAST = 0.01     # smallest weight
+    UNIT = 2**20     # probabilities are added as integers, whose sum has no order
+    LEAST = 0.1      # smallest weight
 
     def __init__(self, vocab_size: int, kind: str):
-        self.sums = torch.zeros(2, vocab_size, device=kind)  # probabilities, and predictions
+        self.sums = torch.zeros(2, vocab_size, device=kind)  # of probabilities, of predictions
         self.new = torch.zeros(2, vocab_size, dtype=torch.int64, device=kind)  # of this step
 
-    def weights(self) -> Tensor:
-        "The weight of each token of the vocabulary, [V]."
+    def token_weights(self) -> Tensor:
+        "The weight of a mask on each token of the vocabulary, [V]."
         probabilities, predictions = self.sums
         return (1 - probabilities / (predictions + 1)).clamp(min=self.LEAST)
 
     def add(self, labels: Tensor, probabilities: Tensor, weights: Tensor):
-        "Take in what the model gave to the right tokens; all three [B, k]."
+        """Add the probabilities that the model gave to right tokens.
+
+        All three are [B, k]; `weights` are those of the loss, 0 where a position does not count.
+        """
         counted = (weights > 0).long()
         parts = (probabilities.nan_to_num() * self.UNIT).long()
         for total, values in zip(self.new, (parts, torch.full_like(parts, self.UNIT))):

@@ -33,7 +33,7 @@ from .distributed import (
 from .hardware import (
     DTYPES, Device, EnergyMeter, Hardware, Pace, datasheet_rate, is_out_of_memory, matrix_rate)
 from .objective import (
-    AdaptiveMasks, ObjectiveConfig, loss_with_probabilities, mask_rows, num_predicted)
+    ObjectiveConfig, TokenScores, loss_with_probabilities, mask_rows, num_predicted)
 from .optimizer import Optimizer, OptimizerConfig
 from .options import check_options, option
 from .schedule import (
@@ -346,7 +346,8 @@ class Trainer:
         self.schedule = StepSchedule(schedule, objective, architecture, self.length, optimizer.lr)
         vocab_size, device = architecture.vocab_size, hardware.device
         self.batches = Batches(corpus, vocab_size, device, self.group, seed)
-        self.adaptive = AdaptiveMasks(vocab_size, hardware.kind) if objective.adaptive else None
+        adaptive = objective.adaptive
+        self.token_scores = TokenScores(vocab_size, hardware.kind) if adaptive else None
         self.heldout = HeldoutSequences(corpus, training.heldout_rows, self.group)
         self.exchange = GradientExchange(self.group)
         full_batch = schedule.batch_size * num_predicted(objective, self.length)
@@ -370,26 +371,30 @@ class Trainer:
         "This process's part of the next `count` sequences: token ids, row numbers, epochs."
         return self.batches.read(cursor, count)
 
-    def loss(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, seed: int, length: int,
-             masks: ObjectiveConfig) -> tuple[Tensor, Tensor]:
-        "Sum of losses, and number of predicted tokens, of sequences cut to `length`: scalars."
+    def predict(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray, seed: int,
+                length: int, masks: ObjectiveConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Cut sequences to `length`, mask them, and predict what is masked.
+
+        Returns the sum of losses, a scalar, and labels, their probabilities and weights, [B, k].
+        """
         size = self.micro_batch_size if self.model_loss.compiled else 0
-        token_weights = self.adaptive.weights() if masks.adaptive else None
+        token_weights = self.token_scores.token_weights() if masks.adaptive else None
         masked, positions, labels, weights = self.batches.mask(
             ids, rows, epochs, seed, length, masks, size, token_weights)
         loss, probabilities = self.model_loss(masked, positions, labels, weights, masks.z_loss)
-        if masks.adaptive:
-            self.adaptive.add(labels, probabilities, weights)
-        return loss, weights.sum()
+        return loss, labels, probabilities, weights
 
     def forward_backward(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray,
                          t: float) -> Tensor:
         "Forward and backward pass over sequences at once; returns sum of losses and tokens, [2]."
         length, masks = self.schedule.length(t), self.schedule.masking(t)
         def compute() -> Tensor:
-            loss, tokens = self.loss(ids, rows, epochs, self.seed, length, masks)
+            loss, *predicted = self.predict(ids, rows, epochs, self.seed, length, masks)
             self.gradients.backward(loss)
-            return torch.stack([loss.detach(), tokens])
+            if masks.adaptive:
+                self.token_scores.add(*predicted)
+            weights = predicted[-1]
+            return torch.stack([loss.detach(), weights.sum()])
         return self.model_loss.attempt(self.graph(t), compute)
 
     def accumulate_gradients(self, ids: np.ndarray, rows: np.ndarray, epochs: np.ndarray,
@@ -413,9 +418,9 @@ class Trainer:
     def update(self, t: float):
         "The optimizer step at fraction `t`, with the mean gradient over all processes."
         self.gradients.reduce()
-        if self.adaptive:
-            self.group.all_reduce(self.adaptive.new)
-            self.adaptive.step()
+        if self.token_scores:
+            self.group.all_reduce(self.token_scores.new)
+            self.token_scores.step()
         norm = if_it_fits(self.gradients.step, self.schedule.lr(t))
         if norm is None:
             # The first step allocates the optimizer's means, and there was no memory for them. By
@@ -427,8 +432,8 @@ class Trainer:
     def drop(self):
         "Forget what was added up for the step under way."
         self.gradients.drop()
-        if self.adaptive:
-            self.adaptive.drop()
+        if self.token_scores:
+            self.token_scores.drop()
 
     # Micro-batches and their compiled graphs
 
@@ -484,22 +489,23 @@ class Trainer:
         graph = "validation", self.micro_batch_size
         sums = torch.zeros(2, dtype=torch.float64, device=self.hardware.kind)
         for batch in self.heldout.micro_batches(self.micro_batch_size):
-            work = lambda: self.loss(*batch, HELDOUT_SEED, self.length, HELDOUT_MASKS)
-            sums += torch.stack(self.model_loss.attempt(graph, work))
+            work = lambda: self.predict(*batch, HELDOUT_SEED, self.length, HELDOUT_MASKS)
+            loss, _, _, weights = self.model_loss.attempt(graph, work)
+            sums += torch.stack([loss, weights.sum()])
         return sums
 
     # What a checkpoint keeps
 
     def state(self) -> dict[str, Tensor]:
         "All tensors that a resumed run needs: optimizer, random states, and masks that adapt."
-        adaptive = {"adaptive.sums": self.adaptive.sums} if self.adaptive else {}
-        return self.optimizer.state_dict() | self.random.state() | adaptive
+        scores = {"token_scores": self.token_scores.sums} if self.token_scores else {}
+        return self.optimizer.state_dict() | self.random.state() | scores
 
     def load(self, tensors: dict[str, Tensor], salt: int = 0):
         "Restore what `state` gave; a process that was not there begins new random numbers."
         self.optimizer.load_state_dict(tensors)
-        if self.adaptive:
-            self.adaptive.sums = tensors["adaptive.sums"].to(self.hardware.kind)
+        if self.token_scores:
+            self.token_scores.sums = tensors["token_scores"].to(self.hardware.kind)
         self.drop()
         self.random.load(tensors, salt)
 

@@ -391,15 +391,15 @@ def test_return_to_a_checkpoint_outlives_a_stop(scene):
 
 
 def memory_for(scene: Scene, rows: int, first: int = 1, looks: bool = False):
-    """From some call of the loss on, there is memory for the gradients of so many rows, or for looks at so many too."""
-    really, number = Trainer.loss, count(1)
+    """From some call of `predict` on, there is memory for the gradients of so many rows, or for looks at so many too."""
+    really, number = Trainer.predict, count(1)
 
-    def loss(trainer, ids, *args):
+    def predict(trainer, ids, *args):
         if next(number) >= first and len(ids) > rows and (looks or torch.is_grad_enabled()):
             raise torch.OutOfMemoryError("out of memory")
         return really(trainer, ids, *args)
 
-    scene.patch.setattr(Trainer, "loss", loss)
+    scene.patch.setattr(Trainer, "predict", predict)
 
 
 MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is logged)
@@ -441,7 +441,7 @@ def during_corpus(name: str):
 
 
 def during_probe(scene: Scene):
-    scene.before("loss", [2], terminate)
+    scene.before("predict", [2], terminate)
 
 
 def during_last_look(scene: Scene):

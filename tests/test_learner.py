@@ -56,7 +56,7 @@ def learn(trainer: Trainer, steps: int):
 @pytest.mark.parametrize("most", [7, 10**6])
 def test_held_out_rows_are_spread_over_all_there_are(make, monkeypatch, most):
     seen, trainer = [], make(training=dict(heldout_rows=most))
-    monkeypatch.setattr(trainer, "loss", lambda ids, rows, *_: seen.extend(rows) or (torch.zeros(()), torch.ones(())))
+    monkeypatch.setattr(trainer, "predict", lambda ids, rows, *_: seen.extend(rows) or 4 * (torch.zeros(()),))
     trainer.heldout_sums()
     there = len(trainer.corpus.heldout)
     apart = -(-there // len(seen))  # rows, at most
@@ -114,12 +114,32 @@ def test_masks_that_adapt_are_resumed_to_the_bit_and_validated_as_all_are(make):
         second.update(0.5)
     ours, theirs = second.state(), whole.state()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert ours["adaptive.sums"][1].sum() > 0
+    assert ours["token_scores"][1].sum() > 0
     rest = whole.seed, whole.length, whole.schedule.masking(0.5)
-    before, tokens = whole.loss(*whole.batch(0, 8), *rest)
-    whole.adaptive.sums[:, ::2] = torch.tensor([[90.0], [100.0]])  # every other token is predicted well
-    after, as_many = whole.loss(*whole.batch(0, 8), *rest)
-    assert before != after and tokens == as_many
+    before, *_, tokens = whole.predict(*whole.batch(0, 8), *rest)
+    whole.token_scores.sums[:, ::2] = torch.tensor([[90.0], [100.0]])  # every other token is predicted well
+    after, *_, as_many = whole.predict(*whole.batch(0, 8), *rest)
+    assert before != after and tokens.sum() == as_many.sum()
+
+
+def test_what_does_not_fit_is_not_counted_twice(make, monkeypatch):
+    """Memory runs out in a backward pass, and the sequences are computed again in halves."""
+    plain, cramped = (make(objective=dict(adaptive=True), training=dict(micro_batch_size=8)) for _ in range(2))
+    backward, calls = cramped.gradients.backward, []
+
+    def out_of_memory_once(loss):
+        calls.append(loss)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        backward(loss)
+
+    monkeypatch.setattr(cramped.gradients, "backward", out_of_memory_once)
+    for trainer in (plain, cramped):
+        trainer.accumulate_gradients(*trainer.batch(0, 8), 0.5)
+    assert len(calls) == 3
+    found, expected = cramped.token_scores.new, plain.token_scores.new
+    assert found[1].equal(expected[1])
+    torch.testing.assert_close(found[0].double(), expected[0].double(), rtol=0.01, atol=8)
 
 
 @pytest.mark.parametrize("average", ["ema", "lawa"])

@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming_nb.hardware import Device
 from cramming_nb.objective import (
-    AdaptiveMasks,
     CrossEntropy,
     ObjectiveConfig,
-    favour,
+    TokenScores,
+    apply_weights,
     loss_with_probabilities,
     mask_rows,
     masked_loss,
@@ -143,23 +143,23 @@ def test_positions_are_chosen_in_proportion_to_their_weights():
     first = given / given.sum()
     second = sum(first[i] * given / (given.sum() - given[i]) * (torch.arange(4) != i) for i in range(4))
     numbers = torch.randint(0, 2**32, (40_000, 4), generator=torch.Generator().manual_seed(0))
-    order = favour(numbers, given.expand_as(numbers)).argsort(1)
+    order = apply_weights(numbers, given.expand_as(numbers)).argsort(1)
     for place, expected in enumerate((first, second)):
         found = order[:, place].bincount(minlength=4) / len(order)
         torch.testing.assert_close(found, expected, rtol=0, atol=0.012)  # five deviations
 
 
-def test_favoured_numbers_stay_in_their_range():
+def test_weighted_numbers_stay_in_their_range():
     numbers = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
-    for weight in (1.0, 0.5, AdaptiveMasks.LEAST):
-        found = favour(numbers, torch.full((5,), weight))
+    for weight in (1.0, 0.5, TokenScores.LEAST):
+        found = apply_weights(numbers, torch.full((5,), weight))
         assert found.min() >= 0 and found.max() < 2**32 and (found.diff() >= 0).all()
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_special_tokens_are_never_masked_whatever_the_weights(exact):
     ids = torch.randint(0, V, (50, 64), generator=torch.Generator().manual_seed(0))
-    token_weights = torch.full((V,), AdaptiveMasks.LEAST)
+    token_weights = torch.full((V,), TokenScores.LEAST)
     token_weights[: len(SPECIAL_TOKENS)] = 1
     config, numbers = ObjectiveConfig(exact=exact), torch.arange(50)
     masked, positions, labels, weights = mask_rows(ids, numbers, 0 * numbers, 0, config, V, token_weights)
@@ -169,13 +169,13 @@ def test_special_tokens_are_never_masked_whatever_the_weights(exact):
 
 def test_a_token_that_is_known_is_masked_less_often():
     ids = torch.randint(len(SPECIAL_TOKENS), V, (4000, 64), generator=torch.Generator().manual_seed(0))
-    adaptive, numbers = AdaptiveMasks(V, "cpu"), torch.arange(4000)
+    scores, numbers = TokenScores(V, "cpu"), torch.arange(4000)
     known = V - 1
     for _ in range(300):
         labels = torch.full((1, 8), known)
-        adaptive.add(labels, torch.full((1, 8), 0.75), torch.ones(1, 8))
-        adaptive.step()
-    weights = adaptive.weights()
+        scores.add(labels, torch.full((1, 8), 0.75), torch.ones(1, 8))
+        scores.step()
+    weights = scores.token_weights()
     assert weights[known].item() == pytest.approx(0.25, abs=0.01)
     assert (weights[:known] == 1).all()
     config = ObjectiveConfig()
@@ -191,16 +191,28 @@ def test_what_is_added_up_does_not_depend_on_the_order():
     counted = (torch.rand(64, 5, generator=generator) < 0.7).float()
     found = []
     for order in (torch.arange(64), torch.arange(64).flip(0)):
-        adaptive = AdaptiveMasks(V, "cpu")
+        scores = TokenScores(V, "cpu")
         for part in order.split(7):
-            adaptive.add(labels[part], given[part], counted[part])
-        adaptive.step()
-        found.append(adaptive.sums)
+            scores.add(labels[part], given[part], counted[part])
+        scores.step()
+        found.append(scores.sums)
     assert found[0].equal(found[1]) and found[0][1].sum() == counted.sum()
 
 
 def test_a_loss_that_is_not_finite_leaves_no_trace():
-    adaptive = AdaptiveMasks(V, "cpu")
-    adaptive.add(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[float("nan"), 0.5]]), torch.ones(1, 2))
-    adaptive.step()
-    assert adaptive.sums.isfinite().all() and adaptive.sums[0, 0] == 0.5
+    scores = TokenScores(V, "cpu")
+    scores.add(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[float("nan"), 0.5]]), torch.ones(1, 2))
+    scores.step()
+    assert scores.sums.isfinite().all() and scores.sums[0, 0] == 0.5
+
+
+def test_what_is_shown_does_not_depend_on_the_weights():
+    """Of the predictions of well-known tokens as many are kept, or replaced, as of others."""
+    ids = torch.randint(len(SPECIAL_TOKENS), V, (4000, 64), generator=torch.Generator().manual_seed(0))
+    numbers, known = torch.arange(4000), torch.arange(V) % 2 == 0
+    token_weights = torch.where(known, TokenScores.LEAST, 1.0)
+    masked, positions, labels, _ = mask_rows(ids, numbers, 0 * numbers, 0, ObjectiveConfig(), V, token_weights)
+    kept = masked.gather(1, positions) == labels
+    of_known, of_others = (kept[known[labels] == which].float().mean().item() for which in (True, False))
+    assert of_known == pytest.approx(of_others, abs=0.02)
+    assert kept.float().mean().item() == pytest.approx(1 / 16, abs=0.005)  # 13 of 16 masked, 2 replaced, 1 kept
