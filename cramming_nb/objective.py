@@ -180,7 +180,7 @@ def masked_loss(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float =
 
 # %% ../nbs/06_objective.ipynb #eb3719c0
 def apply_weights(numbers: Tensor, weights: Tensor) -> Tensor:
-    "Random 32-bit numbers, larger where the weight, from 0.1 to 1, is smaller; both of one shape."
+    "Random 32-bit numbers [...], larger where their weights [...], from 0.1 to 1, are smaller."
     uniform = numbers.double() / 2**32
     larger = -torch.expm1(torch.log1p(-uniform) / weights)  # 1 - (1 - u)^(1 / w)
     return (larger * 2**32).round().long().clamp(max=2**32 - 1)

@@ -174,7 +174,8 @@ def orthogonalise(matrix: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum with Nesterov's look-ahead, orthogonalised (Jordan et al. 2024); matrices only.
 
-    Updates are as large as AdamW's (Liu et al. 2025). `multiply_in` names the number format of
+    Updates are as large as AdamW's (Liu et al. 2025). `weight_decay` is a factor on the rate,
+    `momentum` the share of the mean that a step keeps. `multiply_in` names the number format of
     the products; the rest is in the format of the weights.
     """
     def __init__(self, weights: list[Tensor], lr: float, weight_decay: float,
