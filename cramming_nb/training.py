@@ -346,8 +346,9 @@ class Trainer:
         self.schedule = StepSchedule(schedule, objective, architecture, self.length, optimizer.lr)
         vocab_size, device = architecture.vocab_size, hardware.device
         self.batches = Batches(corpus, vocab_size, device, self.group, seed)
-        adaptive = objective.adaptive
-        self.token_scores = TokenScores(vocab_size, hardware.kind) if adaptive else None
+        self.token_scores = None
+        if objective.adaptive:
+            self.token_scores = TokenScores(vocab_size, hardware.kind)
         self.heldout = HeldoutSequences(corpus, training.heldout_rows, self.group)
         self.exchange = GradientExchange(self.group)
         full_batch = schedule.batch_size * num_predicted(objective, self.length)

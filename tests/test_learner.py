@@ -122,6 +122,21 @@ def test_masks_that_adapt_are_resumed_to_the_bit_and_validated_as_all_are(make):
     assert before != after and tokens.sum() == as_many.sum()
 
 
+def test_processes_share_what_they_count(make, monkeypatch):
+    trainer = make(size=2, objective=dict(adaptive=True))
+    scores = trainer.token_scores
+
+    def as_if_the_other_had_the_same(tensor, *_):
+        return tensor.mul_(2)
+
+    monkeypatch.setattr(trainer.group, "all_reduce", as_if_the_other_had_the_same)
+    trainer.accumulate_gradients(*trainer.batch(0, 8), 0.5)
+    own = scores.new.clone()
+    trainer.update(0.5)
+    assert own[1].any() and not scores.new.any()
+    assert torch.equal(scores.sums, 2 * own / scores.UNIT)
+
+
 def test_what_does_not_fit_is_not_counted_twice(make, monkeypatch):
     """Memory runs out in a backward pass, and the sequences are computed again in halves."""
     plain, cramped = (make(objective=dict(adaptive=True), training=dict(micro_batch_size=8)) for _ in range(2))

@@ -221,6 +221,11 @@ def test_muon_is_that_of_torch(shape):
             assert weight.grad.equal(gradient)
     assert torch.equal(ours, theirs) and not torch.equal(exact, theirs)
     torch.testing.assert_close(exact, theirs, rtol=0.05, atol=0.05)
+    optimizers[0].param_groups[0].pop("multiply_in")  # as in a checkpoint of torch's Muon
+    for weight, optimizer in zip((ours, theirs), optimizers[::2], strict=True):
+        weight.grad = gradient.clone()
+        optimizer.step()
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("fast", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -232,7 +237,7 @@ def test_muon_multiplies_in_bfloat16_only_where_that_is_fast(fast, monkeypatch):
 
 
 def test_a_run_goes_on_in_the_format_it_began_with(monkeypatch):
-    """Its checkpoint says which; one that does not is from torch's Muon."""
+    """Its checkpoint says which."""
     monkeypatch.setattr(Device, "fast_dtype", lambda self: torch.float32)
     begun = Optimizer(build(), OptimizerConfig("muon"))
     state = begun.state_dict()
