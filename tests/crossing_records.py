@@ -3,8 +3,8 @@
 python tests/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--pairs BLIMP]
 
 Each run is fine-tuned once on each task of the folder GLUE, by the protocol that `pocket` has now, and so is the
-same model with random weights. With --pairs, it also judges the minimal pairs of BLiMP. OUT_FOLDER gets the record
-of each run with these scores. The command resumes.
+same model with random weights, unless a record in OUT_FOLDER has scored these already. With --pairs, it also judges
+the minimal pairs of BLiMP. OUT_FOLDER gets the record of each run with these scores. The command resumes.
 """
 
 import argparse
@@ -21,10 +21,31 @@ from cramming_nb.records import RunRecord, record_key
 from cramming_nb.run import Run, corpus_trained_on, hardware_of, load_run
 
 
-def glue_results(run: Run, glue: str, protocol: Protocol) -> list[dict]:
+def known_baseline(record: RunRecord, out: Path, digests: dict[str, str]) -> list[dict]:
+    """The scores of random weights from a scored run that differs in its budget only; empty if there is none.
+
+    `digests` are those of the tasks; other rows have other scores.
+    """
+
+    def causes(record: RunRecord) -> tuple:
+        tokenizer = record.corpus["files"]["tokenizer.json"]["sha256"]
+        return record.recipe["architecture"], record.recipe["protocol"], tokenizer, record.seed
+
+    for path in sorted(out.glob("crossing_*.json")):
+        known = RunRecord.read(path)
+        if causes(known) == causes(record):
+            found = [result for result in known.results if result["init"] == "random"]
+            if {result["task"]: result["data"] for result in found} == digests:
+                return found
+    return []
+
+
+def glue_results(run: Run, record: RunRecord, glue: str, out: Path) -> list[dict]:
     """The scores of a run on the tasks of a folder, and those of the same model with random weights."""
-    return evaluate(
-        load_glue(glue),
+    data, protocol = load_glue(glue), Protocol(**record.recipe["protocol"])
+    known = known_baseline(record, out, {name: task.digest for name, task in data.items()})
+    scored = evaluate(
+        data,
         run.recipe.architecture,
         run.folder / "checkpoints",
         str(corpus_trained_on(run).folder / "tokenizer.json"),
@@ -32,8 +53,9 @@ def glue_results(run: Run, glue: str, protocol: Protocol) -> list[dict]:
         run.folder / "crossing",
         hardware_of(run),
         range(run.seed, run.seed + 1),
-        baseline=True,
+        baseline=not known,
     )
+    return scored + known
 
 
 def record_name(record: RunRecord) -> str:
@@ -55,7 +77,8 @@ def main(argv: list[str] | None = None):
         run, record = load_run(folder), RunRecord.read(folder / "record.json")
         recipe = asdict(replace(run.recipe, protocol=protocol))
         key = record_key(recipe, record.budget, record.seed, record.corpus)
-        record = replace(record, key=key, recipe=recipe, results=glue_results(run, args.glue, protocol))
+        record = replace(record, key=key, recipe=recipe)
+        record = replace(record, results=glue_results(run, record, args.glue, args.out))
         name = record_name(record)
         if args.pairs:
             judge_minimal_pairs(
