@@ -595,7 +595,8 @@ class Measure:
 @dataclass
 class BenchTrain(Measure):
     """Measure training steps: ours, the paper's code and `transformers`, all of them compiled.
-    Prints tokens a second, our share of the measured matrix rate (MFU), and memory."""
+    Prints tokens a second, our share of the measured matrix rate (MFU), memory, and, on a CPU,
+    where our time goes."""
     size: Literal["small", "full"] = "small"  # 4 layers of width 256, or the paper's 16 of 768.
     rounds: int = 5  # How often each implementation takes its turn.
     rows: BatchRows = None
@@ -607,7 +608,7 @@ class BenchTrain(Measure):
 @dataclass
 class BenchData(Measure):
     """Measure how a text becomes training sequences, with our code and with the paper's.
-    Prints megabytes a second, memory, and how memory grows with the text."""
+    Prints megabytes a second, memory, how memory grows with the text, and where our time goes."""
     source: Source = "machine"
     megabytes: float = 50    # Size of the text.
     vocab_size: int = 8192   # Tokens in the vocabulary.
@@ -621,7 +622,8 @@ class BenchData(Measure):
 @dataclass
 class BenchGlue(Measure):
     """Measure fine-tuning of the recipe pocket, with our code and with the paper's. Prints
-    sequences a second."""
+    sequences a second, how long three seeds of the tasks take, and, on a CPU, where our time
+    goes."""
     glue_dir: GlueDir = None
     steps: int = 40          # Steps of each task in one turn.
     rounds: int = 3          # How often each implementation takes its turn.

@@ -182,6 +182,7 @@ class Turn:
 def turns(monkeypatch):
     monkeypatch.setattr(bench, "Implementation", Turn)
     monkeypatch.setattr(bench, "matrix_rate", lambda hardware: 1e12)
+    monkeypatch.setattr(bench, "profile_of", lambda *_, **__: {"matrix products": 0.75, "the rest": 0.25})
     Turn.started, Turn.broken = [], set()
     return Turn
 
@@ -196,6 +197,7 @@ def test_transformers_go_on_with_their_faster_attention(turns, size, keep):
     assert result["matrix_rates"] == [1e12, 1e12] and result["failed"] == {}
     assert json.loads(json.dumps(result)) == result
     assert "its faster attention: eager" in bench.table(result)
+    assert "where our time goes: matrix products 75%, the rest 25%" in bench.table(result)
 
 
 def test_a_baseline_that_cannot_work_is_left_out_and_named(turns):
@@ -208,6 +210,19 @@ def test_a_baseline_that_cannot_work_is_left_out_and_named(turns):
     turns.broken.add("our_step")
     with pytest.raises(UserError, match="out of memory"):
         bench.bench_train("small", rounds=1, rows=4, progress=False)
+
+
+def test_where_time_goes_is_measured_in_a_process_of_its_own():
+    shares = bench.profile_of(bench.our_step, TINY, 4, Hardware.detect(), False, calls=2)
+    assert list(shares) == ["matrix products", "compiled loops", "optimizer", "the rest"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["matrix products"] > 0 and shares["optimizer"] > 0 and shares["compiled loops"] == 0
+
+
+def test_more_products_take_a_larger_share_of_the_time():
+    few, many = (torch.ones(size, size) for size in (8, 512))
+    shares = [bench.time_by_kind(lambda x=x: [(x @ x, x + 1) for _ in range(20)]) for x in (few, many)]
+    assert shares[0]["matrix products"] < shares[1]["matrix products"]
 
 
 def test_utilisation_is_by_the_rate_of_the_same_round():
