@@ -113,7 +113,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "budget rate zero": ("run {tiny} --budget 3m@0tok/s", "3m@0tok/s", "positive"),
     "set no value": (f"{RUN} --set schedule.batch_size", "schedule.batch_size", "FIELD=VALUE"),
     "set field": (f"{RUN} --set corpus.oder=random", "corpus.oder", "corpus.order"),
-    "set type": (f"{RUN} --set schedule.batch_size=many", "'many'", "int"),
+    "set type": (f"{RUN} --set schedule.batch_size=many", "'many'", "whole number"),
     "set choice": (f"{RUN} --set corpus.order=best", "'best'", "sentence_length"),
     "set yaml": (f"{RUN} --set corpus.order=[", "corpus.order", "FIELD=VALUE"),
     "set heads": (f"{RUN} --set architecture.num_heads=5", "hidden_size 32", "num_heads 5"),

@@ -1,6 +1,6 @@
-"""Is a run on two CPU cores faster as two processes of one thread? The record records/bench/two_processes.json.
+"""Is a run on two CPU cores faster as two processes of one thread? The record records/bench/processes.json.
 
-python tests/two_processes.py [--rounds N] [--budget 40s]
+python tests/processes.py [--rounds N] [--budget 40s]
 
 `pocket` is pretrained on the documentation of Python, as one process of two threads and as two processes of one
 thread that exchange gradients, in turns. The record holds tokens a second of both for each round; the time of
@@ -19,7 +19,7 @@ from cramming_nb.hardware import Hardware
 from cramming_nb.records import environment
 from cramming_nb.training import step_seconds
 
-RECORD = Path(__file__).resolve().parents[1] / "records/bench/two_processes.json"
+RECORD = Path(__file__).resolve().parents[1] / "records/bench/processes.json"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 WAYS = {  # name: (threads of each process, how it is started)
     "one process of two threads": (2, []),
