@@ -8,6 +8,7 @@ compiling, validation and checkpoints is not counted. The machine should do noth
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -28,7 +29,7 @@ WAYS = {  # name: (threads of each process, how it is started)
 
 
 def tokens_per_second(way: str, budget: str, folder: Path, number: int) -> float:
-    """The speed of the steps of one run, `number` in the names of its files."""
+    """The speed of the steps of one run; `number` is the name of its folder."""
     threads, start = WAYS[way]
     command = [sys.executable, *start, "-m", "cramming_nb.cli", "pretrain", "pocket", "--source", "machine:python"]
     command += ["--budget", budget, "--name", str(number), "--data-dir", str(folder / "data")]
@@ -49,10 +50,11 @@ def main():
     options = parser.parse_args()
     speeds = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        tokens_per_second("one process of two threads", "5s", Path(folder), 0)  # makes the corpus
-        for number in range(options.rounds):
+        names = itertools.count()
+        tokens_per_second("one process of two threads", "5s", Path(folder), next(names))  # makes the corpus
+        for _ in range(options.rounds):
             for way in WAYS:
-                speed = tokens_per_second(way, options.budget, Path(folder), 1 + number * 2 + (way != [*WAYS][0]))
+                speed = tokens_per_second(way, options.budget, Path(folder), next(names))
                 speeds[way].append(round(speed))
                 print(way, round(speed), flush=True)
     record = dict(environment=environment(Hardware.detect()), tokens_per_second=speeds)
