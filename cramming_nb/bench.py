@@ -87,9 +87,13 @@ def serve(pipe: Connection, make: Callable, arguments: tuple, seconds: float, ke
                 if seconds:
                     work()  # compiles, and asks for memory for the first time
                     repeats = max(1, round(seconds / device.seconds(work)))
+            elif device.runs_ahead:
+                work()  # asks for its memory again
             elapsed = device.seconds(work, repeats)
             memory = device.peak_memory()
-            if not keep:
+            if device.runs_ahead:
+                device.release_memory()  # the next implementation needs it
+            elif not keep:
                 work = None
                 free_everything(device)
             pipe.send((elapsed, memory))
