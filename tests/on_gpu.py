@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 NEEDED = "torch numpy safetensors tokenizers tqdm yaml joblib matplotlib pyarrow sklearn scipy".split()
-LEAST = dict(text=30, tests=60, bench=180, run=90)  # seconds that should be left to begin a part
+LEAST = dict(text=30, tests=90, bench=300, run=90)  # seconds that should be left to begin a part
 STOPPED = 128 + signal.SIGTERM  # what a process returns that was asked to stop, and saved its work
 GRACE = 45  # seconds that a process has to save its work
 
