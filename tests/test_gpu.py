@@ -324,7 +324,7 @@ def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_traine
             str(corpus.folder / "tokenizer.json"),
             protocol,
             tmp_path / f"glue-{number}",
-            replace(hardware, threads=2),
+            replace(hardware, threads=number),  # one for each: the number of threads decides how sums round
             progress=False,
         )
         scores[number] = {(r["task"], r["init"]): next(iter(r["scores"].values())) for r in results}
