@@ -111,7 +111,7 @@ class Implementation:
         make: Callable[..., Callable[[], object]],
         *arguments: object,
         seconds: float = 0.0,         # a turn repeats the work for about so long; 0: once
-        keep: bool = True,            # between turns; False builds it on each turn and frees it
+        keep: bool = True,            # False, on a CPU: built on each turn, and freed after it
         watch_children: bool = False, # count the memory of its child processes too
     ):
         is_forked = sys.platform == "linux" and not watch_children
