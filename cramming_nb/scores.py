@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FINE_TUNED', 'LINE_NAMES', 'resampled_medians', 'equal_weights', 'mean_weights', 'show', 'deviations', 'line_order',
-           'ScoreTable', 'baseline_results', 'compare', 'write_submission']
+           'ScoreTable', 'baseline_results', 'differing_rows', 'compare', 'write_submission']
 
 # %% ../nbs/11c_scores.ipynb #d0a13909
 import math
@@ -180,11 +180,22 @@ def baseline_results(
     return results
 
 # %% ../nbs/11c_scores.ipynb #dad238f5
+def differing_rows(ours: ScoreTable, theirs: ScoreTable, columns: list[str]) -> list[str]:
+    "Those of the columns whose results are of different rows, by the checksums that are known."
+    results = [*ours.results, *theirs.results]
+    differing = []
+    for column in columns:
+        checksums = {result.get("data") for result in results if column in result["scores"]}
+        if len(checksums - {None}) > 1:
+            differing.append(column)
+    return differing
+
 def compare(ours: list[dict], theirs: list[dict],
             inits: tuple[str, str] = ("pretrained", "pretrained"),  # lines of ours and of theirs
             ) -> dict[str, tuple[float, float | None, float | None]]:
     """Ours minus theirs, in points, with 95 % interval: each column of both, and their mean.
 
+    Columns with different rows are left out; the name of the mean says which.
     The interval is (None, None) where a record has no replicates.
     """
     def table_of(results: list[dict], init: str) -> ScoreTable:
@@ -196,19 +207,25 @@ def compare(ours: list[dict], theirs: list[dict],
 
     one, two = table_of(ours, inits[0]), table_of(theirs, inits[1])
     shared = [column for column in one.columns if column in two.columns]
+    left_out = differing_rows(one, two, shared)
+    shared = [column for column in shared if column not in left_out]
+    remark = f" without {', '.join(left_out)} (other rows)" if left_out else ""
     if not shared:
-        raise UserError("the two runs share no task; score both on the same, with cram glue")
+        raise UserError(f"the two runs share no task{remark}; score both on the same, "
+                        "with cram glue")
     one, two = restricted(one, shared), restricted(two, shared)
     differences = {}
     for column in (*shared, "mean"):
         difference = one.value(inits[0], column) - two.value(inits[1], column)
         our_draws = one.resampled_values(inits[0], column, seed=1)
         their_draws = two.resampled_values(inits[1], column, seed=2)
+        name = column + remark if column == "mean" else column
         if our_draws is None or their_draws is None:
-            differences[column] = (difference, None, None)
+            differences[name] = (difference, None, None)
         else:
-            differences[column] = (difference, *percentiles(our_draws - their_draws))
+            differences[name] = (difference, *percentiles(our_draws - their_draws))
     return differences
+
 
 # %% ../nbs/11c_scores.ipynb #f9f38bfe
 def write_submission(results: list[dict], path: Path) -> list[str]:

@@ -797,6 +797,22 @@ def test_comparison_is_paired():
     assert low == pytest.approx(100 * np.quantile(one - two, 0.025))
 
 
+def test_columns_of_different_rows_are_not_compared():
+    """Neither the column nor a mean that holds it; results without a checksum are compared as before."""
+    right = np.arange(300) % 4 > 0.0
+
+    def results(**rows) -> list[dict]:
+        return [invented(right, column) | (dict(data=data) if data else {}) for column, data in rows.items()]
+
+    ours = results(sst2="a", rte="b", cola="c")
+    assert list(compare(ours, results(sst2="a", rte="x", cola="c"))) == [
+        "sst2", "cola", "mean without rte (other rows)"]  # fmt: skip
+    assert list(compare(ours, results(sst2="a", rte=None, cola="c"))) == ["sst2", "rte", "cola", "mean"]
+    assert list(compare([*ours, *results(cola="y")], ours)) == ["sst2", "rte", "mean without cola (other rows)"]
+    with pytest.raises(UserError, match=r"share no task without sst2, rte \(other rows\); score both on the same"):
+        compare(ours, results(sst2="x", rte="y"))
+
+
 def test_baselines_have_lines_of_their_own():
     """Any number of named baselines, before random weights and the pretrained model; each can be compared with."""
     rows = [("a", None, 1), ("b", None, 1), ("c", None, 0), ("d", None, 1)]
