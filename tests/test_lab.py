@@ -1,6 +1,7 @@
 """Lists of runs: what has a record is left alone, several processes share one list, and a killed lab goes on."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -9,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from conftest import Killable, command, lines
 
-from cramming_nb.budget import Budget
+from cramming_nb import experiments
+from cramming_nb.budget import Budget, UserError
 from cramming_nb.experiments import Entry, plan, read_list
+from cramming_nb.finetuning import plan_workers
+from cramming_nb.hardware import Device, Hardware
 from cramming_nb.records import RunRecord
-from cramming_nb.stages import Busy, lock
+from cramming_nb.stages import Busy, acquire, lock
 from cramming_nb.training import read_log
 
 # Processes are forked from a server that has loaded torch.
@@ -164,11 +169,112 @@ def test_the_processes_of_a_killed_lab_end_with_it(lab):
     assert lab.records() == []
 
 
-def test_a_mistake_ends_all_processes_in_a_line(lab, cram):
-    lab.write({}, dict(source="files:nothing-*.txt", name="lost"))
-    result = cram("lab", "list.yaml", "--jobs", "2")  # with all that its processes say
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_mistake_is_said_in_a_line_and_does_not_end_the_others(lab, cram, jobs):
+    lab.write(dict(source="files:nothing-*.txt", name="lost"), {}, dict(name="later"))
+    result = cram("lab", "list.yaml", "--jobs", jobs)  # with all that its processes say
     assert result.code == 2 and "Traceback" not in result.err
     assert "nothing-*.txt" in result.err and "the same command goes on" in result.err
+    (line,) = [line for line in lines(result.err) if line.startswith("cram: ")]
+    assert "1 of 3 runs failed (lost-" in line
+    assert [r.recipe["name"] for r in lab.records()] == ["later", "tiny"]
+
+
+def test_what_failed_in_one_process_is_not_tried_in_another(tmp_path, monkeypatch):
+    tried = []
+
+    def execute(run):
+        tried.append(run.folder.name)
+        raise UserError("no such text")
+
+    monkeypatch.setattr(experiments, "execute", execute)
+    runs = plan([Entry(name="a"), Entry(name="b")], tmp_path)
+    for _ in range(2):
+        experiments.execute_available(runs, tmp_path, progress=False)
+    assert tried == [run.folder.name for run in runs]
+    messages = [path.read_text() for path in sorted(tmp_path.glob("*.txt"))]
+    assert messages == [f"{name}: no such text" for name in tried]
+
+
+ALIKE = [
+    [dict(set={"optimizer.lr": 0.001}), dict(set={"protocol.lr": 0.001})],
+    [dict(source="files:/tmp/a/x.txt"), dict(source="files:/tmp/b/x.txt")],
+    [dict(throughput_normalised=True), dict()],
+    [dict(name="one"), dict(name="one", set={"schedule.batch_size": 64})],
+]
+
+
+@pytest.mark.parametrize("changes", ALIKE, ids=["fields", "texts", "clocks", "names"])
+def test_different_runs_of_one_folder_are_refused_before_anything_is_done(lab, monkeypatch, changes):
+    monkeypatch.setattr(experiments, "throughputs", None)  # nothing is measured
+    result = lab.write(dict(name="first"), *changes)()
+    (line,) = lines(result.err)
+    assert result.code == 2 and "runs 2 and 3 of the list differ" in line and "name: " in line
+    assert not lab.runs.exists()
+
+
+def test_entries_that_are_one_run_share_its_folder(tmp_path):
+    entries = [Entry(finetune_seeds=0), Entry(), Entry(seeds=[0, 1])]
+    assert len({run.folder for run in plan(entries, tmp_path)}) == 2
+
+
+def test_rates_are_measured_under_a_lock_of_their_file(tmp_path, monkeypatch):
+    """Two lists of one folder, with folders of runs of their own: the second finds what the first has measured."""
+    rates, measured = tmp_path / "lists" / "rates.json", []
+
+    def bench(recipes, *_):
+        with pytest.raises(Busy):
+            lock_elsewhere(rates.parent)
+        measured.append(len(recipes))
+        return [1000.0] * len(recipes)
+
+    monkeypatch.setattr(experiments, "bench_recipes", bench)
+    entries = [Entry(throughput_normalised=True)]
+    assert [run.budget for run in plan(entries, tmp_path / "runs", rates)] == ["3m@1000tok/s"]
+    plan(entries, tmp_path / "others", rates)
+    assert measured == [2]  # the recipe, and itself as the baseline
+
+
+def lock_elsewhere(folder: Path):
+    """Lock a folder as another process would."""
+    with open(folder / ".lock", "a+") as file:
+        acquire(file, folder, wait=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "limit", "jobs", "threads"), [(8, None, 2, 4), (8, 2, 2, 2), (8, 8, 2, 4), (2, None, 4, 1)]
+)
+def test_processes_share_out_the_cores_that_may_be_used(monkeypatch, cores, limit, jobs, threads):
+    monkeypatch.setattr(experiments, "usable_cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if limit:
+        monkeypatch.setenv("OMP_NUM_THREADS", str(limit))
+        monkeypatch.setattr(experiments.torch, "get_num_threads", lambda: limit)
+    assert experiments.threads_each(jobs) == threads
+
+
+class Visible(Device):
+    """As many devices as CUDA would see of six."""
+
+    def count(self) -> int:
+        return len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5").split(","))
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(None, "2"), ("5,4,GPU-7f", "GPU-7f")])
+def test_a_run_fine_tunes_on_the_gpu_of_its_process_alone(tmp_path, monkeypatch, seen, expected):
+    machine = Hardware(Visible(), torch.float32, "explicit", threads=8, name="made up")
+    planned = []
+    monkeypatch.setattr(experiments.os, "setpgrp", lambda: None)
+    monkeypatch.setattr(experiments, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(
+        experiments, "execute", lambda run: planned.append(plan_workers(machine, jobs=12, bytes_each=1))
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert plan_workers(machine, jobs=12, bytes_each=1).devices > 2
+    experiments.worker(plan([Entry()], tmp_path), tmp_path, device=2, threads=1)
+    assert [workers.devices for workers in planned] == [1] and os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
 def test_ray_that_is_not_installed_is_asked_for(lab, monkeypatch):
