@@ -137,9 +137,10 @@ class FrugalDropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and self.p):
             return x
-        fours = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-2**63, None)
-        numbers = fours.view(torch.int16)[:x.numel()].view(x.shape)  # from -2**15 to 2**15 - 1
-        kept = numbers >= round(self.p * 2**16) - 2**15
+        fours = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64)
+        fours.random_(-2**63, None)  # 64 random bits each
+        numbers = fours.view(torch.int16)[:x.numel()].view(x.shape)  # 16 bits: -2**15 to 2**15 - 1
+        kept = numbers >= round(self.p * 2**16) - 2**15  # all but the lowest p of the 2**16 values
         return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 def use_frugal_dropout(model: nn.Module):
