@@ -125,7 +125,6 @@ def throughputs(recipes: list[Recipe], path: Path, progress: bool = True,
             write_text(path, json.dumps(known, indent=1))
     return [known_throughput(recipe, known) for recipe in recipes]
 
-
 # %% ../nbs/17_experiments.ipynb #ce5287e8
 def choose(entries: list[Entry], only: tuple[str, ...]) -> list[Entry]:
     "The entries with the names in `only`; all of them if it is empty."
@@ -230,7 +229,6 @@ def raise_failures(messages: list[str], count: int):
     if messages:
         raise UserError(f"{len(messages)} of {count} runs failed ({messages[0]}); mend this, and "
                         "the same command goes on with what is left")
-
 
 # %% ../nbs/17_experiments.ipynb #08c3cc4b
 def execute_all(

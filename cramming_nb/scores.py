@@ -226,7 +226,6 @@ def compare(ours: list[dict], theirs: list[dict],
             differences[name] = (difference, *percentiles(our_draws - their_draws))
     return differences
 
-
 # %% ../nbs/11c_scores.ipynb #f9f38bfe
 def write_submission(results: list[dict], path: Path) -> list[str]:
     "Write the archive for the benchmark's server; returns what the server would object to."

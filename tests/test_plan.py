@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from conftest import command, lines
 from make_sizes import SIZES, rows, to_json
 
@@ -170,6 +171,11 @@ def test_line_through_three_timings():
         (["plan", "8Mtok", "--source", "files:nosuch/*.txt"], "nosuch"),
         (["run", "auto", "--budget", "5s"], "too short to plan"),
         (["run", "auto", "--set", "architecture.num_layers=3"], "the recipe auto chooses it"),
+        (["run", "auto", "--set", "schedule.batch_size=256"], "schedule.batch_size: the recipe auto predicts"),
+        (["run", "auto", "--set", "corpus.vocab_size=32768"], "predicts losses for 8192 only"),
+        (["run", "auto", "--set", "corpus.seq_length=64"], "predicts losses for 128 only"),
+        (["run", "auto", "--set", "optimizer.name=muon"], "predicts losses for adamw only"),
+        (["run", "auto", "--set", "training.dropout=true"], "predicts losses for False only"),
         (["run", "auto", "--name", "a/b"], "without slashes"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -196,7 +202,7 @@ def test_plan_through_the_command(tmp_path):
 
 
 def test_plan_of_a_time_measures_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "measure_speed", lambda progress: SPEED)
+    monkeypatch.setattr(planning, "measure_speed", lambda progress, changes: SPEED)
     result = command("plan", "10m", "--data-dir", tmp_path, cwd=tmp_path)
     (chosen,) = [line for line in result.out.splitlines() if line.startswith("| →")]
     plan = make_plan("10m", measured_law(), SPEED)
@@ -251,6 +257,27 @@ def test_tokens_of_a_text_are_known_once_its_corpus_is_built(tiny, tiny_ladder, 
     assert any("read 4.0 times" in note for note in plan.notes)
 
 
+def test_a_plan_is_made_for_the_changed_recipe(monkeypatch):
+    """The speed is measured, and the corpus looked up, with the settings of the run."""
+    timed, looked_up = [], []
+
+    class Timed:
+        def __init__(self, make, recipe, hardware, seconds):
+            timed.append((recipe.training.micro_batch_size, hardware.dtype))
+
+        __enter__, __exit__ = (lambda self: self), (lambda self, *_: None)
+
+    monkeypatch.setattr(planning, "Implementation", Timed)
+    monkeypatch.setattr(planning, "interleave", lambda steps, *_: {name: [1.0, 1.0] for name in steps})
+    monkeypatch.setattr(planning, "corpus_key", lambda identity, config: looked_up.append(config.dedup) or "none")
+    changes = {"training.micro_batch_size": 4, "training.dtype": "bfloat16", "corpus.dedup": 75}
+    planning.plan_for("10m", "machine:python", progress=False, changes=changes)
+    assert timed == [(4, torch.bfloat16)] * 3 and looked_up == [75]
+    with pytest.raises(UserError, match="batch_size: the recipe auto predicts losses for 32 only"):
+        planning.plan_for("10m", "machine:python", progress=False, changes={"schedule.batch_size": 64})
+    planning.check_changes({"schedule.batch_size": 32})  # as it is
+
+
 def test_sizes_that_other_laws_recommend():
     flat, steep = (ScalingLaw(1.4, 0.5, power, 3.2, 0.34) for power in (0.1, 0.9))
     plan = make_plan("10h", LAW, SPEED, laws=[flat, steep])
@@ -281,3 +308,12 @@ def test_similar_laws_describe_the_runs():
 
     laws = planning.similar_laws()
     assert laws and max(map(miss, laws)) <= planning.SIMILAR * miss(law)
+
+
+def test_the_interval_far_from_the_runs_holds_what_laws_of_other_powers_say():
+    law, laws = measured_law(), planning.similar_laws()
+    assert {2, 3} <= {other.power for other in laws}
+    far = token_flops(sized(12, 768)) / 6, 12.5e9  # a day on a GPU
+    interval = planning.prediction_error(law, laws, *far)
+    for power in (3, 4):
+        assert abs(planning.best_law(*planning.usable_runs(), power).loss(*far) - law.loss(*far)) < interval
