@@ -305,7 +305,7 @@ class Glue(OnRun):
         glue = {}
         if self.glue_dir:
             glue = chapters.glue.load_glue(self.glue_dir, self.tasks, self.submission)
-        corpus = chapters.run.corpus_trained_on(run)
+        corpus = chapters.run.corpus_trained_on(run, glue)
         with chapters.run.locked(run, corpus):
             tasks = chapters.run.tasks_of(run, corpus, glue)
             results = chapters.run.glue_run(run, corpus, tasks, self.protocol, self.baseline)
@@ -405,10 +405,9 @@ class Export(OnRun):
     def export(self) -> Path:
         "Export the run, and print and return the folder."
         run, record = chapters.run.load_run(self.folder, self.data_dir), self.record()
-        corpus = chapters.run.corpus_trained_on(run)
         path = chapters.export.export_model(
-            run.folder / "checkpoints", corpus.tokenizer, run.recipe.architecture, record,
-            self.to or run.folder / "export")
+            run.folder / "checkpoints", chapters.run.tokenizer_of(run), run.recipe.architecture,
+            record, self.to or run.folder / "export")
         print(path)
         return path
 
@@ -434,7 +433,7 @@ class Predict(OnRun):
         run = chapters.run.load_run(self.folder, self.data_dir)
         model = chapters.export.load_checkpointed(
             run.folder / "checkpoints", run.recipe.architecture)
-        return model, chapters.run.corpus_trained_on(run).tokenizer
+        return model, chapters.run.tokenizer_of(run)
 
     def main(self):
         texts = self.texts

@@ -24,7 +24,7 @@ from .finetuning import FineTuner, protocol_text
 from .glue import (
     Protocol, Task, TaskData, accuracy, encoder_weights, hold_back, pearson, score_predictions)
 from .records import Table, plain
-from .run import Run, corpus_trained_on, hardware_of
+from .run import Run, hardware_of, tokenizer_of
 from .scores import LINE_NAMES, compare, show
 from .stages import atomic_write
 
@@ -421,7 +421,7 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
     learning.mkdir(parents=True, exist_ok=True)
     hardware = hardware_of(run)
     hardware.device.prepare(hardware.dtype)
-    tokenizer = corpus_trained_on(run).tokenizer
+    tokenizer = tokenizer_of(run)
     tuner = FineTuner(
         run.recipe.architecture, encoder_weights(run.folder / "checkpoints"), tokenizer, data,
         protocol, seed, hardware)

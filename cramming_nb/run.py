@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'locked', 'dev_sentences', 'corpus_of', 'corpus_trained_on',
-           'with_vocabulary_of', 'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run', 'add_results', 'write_reports',
-           'whole_sentence', 'masked_samples', 'provenance_of', 'predicted_loss', 'finish', 'scores_of', 'summary',
-           'needs_finetuning', 'add_finetuning', 'execute']
+           'tokenizer_of', 'as_asked', 'with_vocabulary_of', 'hardware_of', 'pretrain_run', 'tasks_of', 'glue_run',
+           'add_results', 'write_reports', 'whole_sentence', 'masked_samples', 'provenance_of', 'predicted_loss',
+           'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning', 'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tokenizers import Tokenizer
 from .architecture import flops_per_token
 from .budget import Budget, UserError, rule_breaches, rules_label
 from .checkpoint import lock, write_text
@@ -29,6 +30,7 @@ from .probes import PROBES, probe_tasks
 from .recipes import Recipe, change, diff, load_recipe
 from .records import RunRecord, environment, plan_line, record_key, report
 from .scores import ScoreTable
+from .stages import file_checksum
 from .training import Trainer, estimated_seconds, pretrain, should_compile
 
 # %% ../nbs/16_run.ipynb #d63c2678
@@ -121,15 +123,18 @@ def locked(run: Run, corpus: Corpus) -> Iterator[None]:
     path = run.folder / "run.json"
     if not (run.folder / "pretraining.json").exists():
         corpus.verify()
-    checksum = corpus.manifest["files"]["train"]["sha256"]  # of the sequences to train on
+    files = corpus.manifest["files"]
+    checksum = files["train"]["sha256"]  # of the sequences to train on
     with lock(run.folder):
         if not has_started(run):
             values = dict(source=run.source, budget=run.budget, seed=run.seed,
-                          rows=checksum)
+                          rows=checksum, tokenizer=files["tokenizer.json"]["sha256"])
             if run.asked_vocab_size:
                 values["asked_vocab_size"] = run.asked_vocab_size
             if run.plan:
                 write_text(run.folder / "plan.json", run.plan)
+            tokenizer = (corpus.folder / "tokenizer.json").read_text()
+            write_text(run.folder / "tokenizer.json", tokenizer)
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
             write_text(path, json.dumps(values))
         if json.loads(path.read_text()).get("rows", checksum) != checksum:
@@ -155,14 +160,42 @@ def corpus_of(run: Run, tasks: dict[str, TaskData] | None = None) -> Corpus:
         return get_corpus(run.source, run.recipe.corpus, run.data_dir, show_progress,
                           avoid=dev_sentences(tasks or {}))
 
-def corpus_trained_on(run: Run) -> Corpus:
-    "The corpus whose sequences the run was trained on; it is built again if it is gone."
+def corpus_trained_on(run: Run, tasks: dict[str, TaskData] | None = None) -> Corpus:
+    """The corpus whose sequences the run was trained on; it is built again if it is gone.
+
+    `tasks` are needed for that if their sentences were taken out of the text. An error is raised
+    if the text yields other sequences now.
+    """
     checksum = json.loads((run.folder / "run.json").read_text()).get("rows")  # of the sequences
     cache = Path(run.data_dir or cache_dir())
     for manifest in sorted(cache.glob("corpus-*/manifest.json")):
         if checksum and checksum in manifest.read_text():
             return Corpus(manifest.parent)
-    return corpus_of(run)
+    advice = (f"{run.folder}: its corpus is not in {cache}; name the folder where it is with "
+              "--data-dir")
+    if run.recipe.corpus.decontaminate and not tasks:
+        raise UserError(f"{advice}, or build it again with `cram glue` and the --glue-dir that "
+                        "the run had")
+    corpus = corpus_of(as_asked(run), tasks)
+    if checksum and corpus.manifest["files"]["train"]["sha256"] != checksum:
+        raise UserError(f"{advice}, or put the text of {run.source} back, which has changed since "
+                        "the run began")
+    return corpus
+
+def tokenizer_of(run: Run) -> Tokenizer:
+    "The tokenizer of a run's model: from its folder, or else from the corpus it was trained on."
+    path = run.folder / "tokenizer.json"
+    checksum = json.loads((run.folder / "run.json").read_text()).get("tokenizer")
+    if path.is_file() and file_checksum(path) == checksum:
+        return Tokenizer.from_file(str(path))
+    return corpus_trained_on(run).tokenizer
+
+def as_asked(run: Run) -> Run:
+    "The run with the vocabulary that was asked for, which decides its corpus."
+    if not run.asked_vocab_size:
+        return run
+    recipe = change(run.recipe, {"corpus.vocab_size": run.asked_vocab_size})
+    return replace(run, recipe=recipe, asked_vocab_size=0)
 
 def with_vocabulary_of(corpus: Corpus, run: Run) -> Run:
     "The run with the vocabulary of its corpus, which is smaller where the text fills no more."
@@ -376,7 +409,7 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
 
 def add_finetuning(run: Run, glue: dict[str, TaskData]) -> RunRecord:
     "Do the fine-tuning that a finished run lacks, and return the record with its results."
-    corpus = corpus_trained_on(run)
+    corpus = corpus_trained_on(run, glue)
     run = with_vocabulary_of(corpus, run)
     with locked(run, corpus):
         glue_run(run, corpus, tasks_of(run, corpus, glue))  # puts the results into the record

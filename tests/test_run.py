@@ -17,7 +17,7 @@ from cramming_nb.records import RunRecord, report
 from cramming_nb.run import load_run, provenance_of
 from cramming_nb.training import read_log
 
-FILES = ["recipe.yaml", "provenance.json", "log.jsonl", "record.json", "report.html", "report.md"]
+FILES = ["recipe.yaml", "tokenizer.json", "provenance.json", "log.jsonl", "record.json", "report.html", "report.md"]
 PROBES = {"order", "source", "adjacent", "relation", "overlap"}
 
 
@@ -281,6 +281,77 @@ def test_export_again(a_copy):
     result = a_copy.command("export", "first", "--to", "mine/model")
     assert result.code == 0 and result.out.strip() == "mine/model"
     assert contents(a_copy.home / "mine" / "model") == contents(a_copy.folder / "export")
+
+
+def as_of_an_older_version(run, **changes) -> None:
+    """Take the tokenizer from a run's folder, and what it was exported to; change fields of its run.json."""
+    shutil.rmtree(run.folder / "export")
+    (run.folder / "tokenizer.json").unlink()
+    settings = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(settings | changes))
+
+
+def test_model_is_used_without_its_corpus(a_copy):
+    """Another cache, and no text: the tokenizer is in the run's folder."""
+    before = contents(a_copy.folder)
+    settings = json.loads((a_copy.folder / "run.json").read_text())
+    (a_copy.folder / "run.json").write_text(json.dumps(settings | dict(source="files:gone.jsonl")))
+    shutil.rmtree(a_copy.folder / "export")
+    assert command("predict", "first", TWO, cwd=a_copy.home, cache=a_copy.home / "cache").code == 0
+    assert command("export", "first", cwd=a_copy.home, cache=a_copy.home / "cache").code == 0
+    assert contents(a_copy.folder) == before | {"run.json": contents(a_copy.folder)["run.json"]}
+    assert not (a_copy.home / "cache").exists()
+
+
+def test_damaged_tokenizer_is_not_used(a_copy):
+    kept = (a_copy.folder / "tokenizer.json").read_text()
+    assert '"the"' in kept
+    (a_copy.folder / "tokenizer.json").write_text(kept.replace('"the"', '"teh"'))
+    before = contents(a_copy.folder / "export")
+    assert a_copy.command("export", "first").code == 0
+    assert contents(a_copy.folder / "export") == before
+
+
+@pytest.mark.parametrize("verb", ["export", "predict", "finetune"])
+def test_tokenizer_of_a_changed_text_is_refused(verb, a_copy):
+    rows = [json.loads(line) for line in a_copy.tiny.text.read_text().splitlines()]
+    text = write_jsonl(a_copy.home / "text.jsonl", [row | dict(text=row["text"][::-1]) for row in rows])
+    as_of_an_older_version(a_copy, source=f"files:{text}")
+    before = contents(a_copy.folder / "checkpoints")
+    (a_copy.home / "mine.csv").write_text("text,label\n" + "".join(f"text {i},{i % 2}\n" for i in range(60)))
+    more = dict(export=[], predict=[TWO], finetune=["mine.csv"])[verb]
+    result = command(verb, "first", *more, cwd=a_copy.home, cache=a_copy.home / "cache")
+    assert (result.code, len(lines(result.err))) == (2, 1), result.err
+    assert "--data-dir" in result.err and "text.jsonl back" in result.err
+    assert not (a_copy.folder / "export").exists() and contents(a_copy.folder / "checkpoints") == before
+
+
+def test_corpus_that_is_gone_is_built_again(a_copy):
+    before = contents(a_copy.folder / "export")
+    as_of_an_older_version(a_copy)
+    assert command("export", "first", cwd=a_copy.home, cache=a_copy.home / "cache").code == 0
+    assert contents(a_copy.folder / "export") == before
+
+
+def test_corpus_is_built_again_with_the_vocabulary_that_was_asked_for(tiny, tmp_path):
+    argv = ["pretrain", *tiny.options("1ktok"), "--name", "first", "--set", "corpus.vocab_size=9000"]
+    assert command(*argv, cwd=tmp_path, cache=tmp_path / "cache").code == 0
+    (tmp_path / "runs" / "first" / "tokenizer.json").unlink()
+    result = command("predict", "first", TWO, cwd=tmp_path, cache=tmp_path / "again")
+    assert result.code == 0, result.err
+    names = [sorted(path.name for path in (tmp_path / cache).iterdir()) for cache in ("cache", "again")]
+    assert names[0] == names[1]
+
+
+def test_corpus_without_the_sentences_of_tasks_needs_the_tasks(tiny, glue, tmp_path):
+    more = ["--glue-dir", glue, "--set", "corpus.decontaminate=true"]
+    result = command("run", *tiny.options("1ktok"), "--name", "first", *more, cwd=tmp_path, cache=tiny.cache)
+    assert result.code == 0, result.err
+    as_of_an_older_version(SimpleNamespace(folder=tmp_path / "runs" / "first"))
+    result = command("predict", "first", TWO, cwd=tmp_path, cache=tmp_path / "cache")
+    assert (result.code, len(lines(result.err))) == (2, 1) and "--data-dir" in result.err and "--glue-dir" in result.err
+    assert command("glue", "first", *more[:2], cwd=tmp_path, cache=tmp_path / "cache").code == 0
+    assert command("predict", "first", TWO, cwd=tmp_path, cache=tmp_path / "cache").code == 0
 
 
 def test_report_again(a_copy):
