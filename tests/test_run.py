@@ -283,6 +283,23 @@ def test_export_again(a_copy):
     assert contents(a_copy.home / "mine" / "model") == contents(a_copy.folder / "export")
 
 
+def test_export_replaces_nothing_but_the_export_of_the_run(a_copy):
+    mine = a_copy.home / "mine"
+    shutil.copytree(a_copy.folder / "export", mine)  # a model with the same file names, perhaps fine-tuned for a day
+    (a_copy.folder / "export" / "notes.txt").write_text("dear")
+    before = contents(a_copy.home)
+    for argv, name in ((["--to", mine], "README.md"), ([], "notes.txt"), (["--to", mine / "README.md"], "is a file")):
+        result = a_copy.command("export", "first", *argv)
+        assert (result.code, len(lines(result.err))) == (2, 1) and name in result.err and "empty" in result.err
+        assert contents(a_copy.home) == before
+    (a_copy.folder / "export" / "notes.txt").unlink()
+    assert a_copy.command("export", "first", "--to", a_copy.folder.absolute() / "export").code == 0
+    mine.rename(a_copy.home / "away")
+    mine.mkdir()
+    assert a_copy.command("export", "first", "--to", mine).code == 0
+    assert contents(mine) == contents(a_copy.folder / "export") == contents(a_copy.home / "away")
+
+
 def as_of_an_older_version(run, **changes) -> None:
     """Take the tokenizer from a run's folder, and what it was exported to; change fields of its run.json."""
     shutil.rmtree(run.folder / "export")
