@@ -215,6 +215,30 @@ def test_another_run_under_the_same_name_is_refused(what, finished):
     assert contents(finished.home) == before
 
 
+def test_unfinished_run_goes_on_with_another_protocol(a_copy, glue):
+    """As after memory ran out: what was pretrained stays, and all that is written names the new protocol."""
+    argv = ["run", *a_copy.tiny.options(), "--name", "first", "--set", "protocol.epochs=6"]
+    result = a_copy.command(*argv)  # it is finished
+    assert (result.code, len(lines(result.err))) == (2, 1)
+    assert "protocol.epochs 1 -> 6" in result.err and "delete runs/first/record.json" in result.err
+    old = RunRecord.read(a_copy.folder / "record.json")
+    (a_copy.folder / "record.json").unlink()
+    before = contents(a_copy.folder / "checkpoints")
+    assert a_copy.command(*argv).code == 0
+    new = RunRecord.read(a_copy.folder / "record.json")
+    assert contents(a_copy.folder / "checkpoints") == before and new.pretraining == old.pretraining
+    assert new.recipe == old.recipe | dict(protocol=old.recipe["protocol"] | dict(epochs=6)) and new.key != old.key
+    assert (new.provenance["rules"], new.provenance["breaches"]) == ("Open", ["fine-tuning with 6 epochs"])
+    notes = [note for r in new.results if r["init"] == "pretrained" for note in r["notes"]]
+    assert len([note for note in notes if "6 epochs" in note]) == len(PROBES)
+    assert load_run(a_copy.folder).recipe.protocol.epochs == 6
+    kept = contents(a_copy.home)
+    assert a_copy.command(*argv).code == 0 and contents(a_copy.home) == kept
+    assert a_copy.command("glue", "first", "--glue-dir", glue, "--no-baseline").code == 0
+    joined = RunRecord.read(a_copy.folder / "record.json")  # by the protocol of the record
+    assert "rte: outside the paper's rules (6 epochs)" in str(joined.results)
+
+
 def test_another_text_under_the_same_name_is_refused(finished, tmp_path):
     text = tmp_path / "other.jsonl"
     shutil.copy(finished.tiny.text, text)
