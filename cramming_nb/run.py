@@ -6,7 +6,8 @@
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'keep_protocol', 'locked', 'dev_sentences', 'corpus_of',
            'corpus_trained_on', 'tokenizer_of', 'as_asked', 'with_vocabulary_of', 'hardware_of', 'pretrain_run',
            'tasks_of', 'glue_run', 'add_results', 'write_reports', 'whole_sentence', 'masked_samples', 'provenance_of',
-           'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning', 'execute']
+           'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning', 'check_tasks',
+           'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -409,18 +410,18 @@ def needs_finetuning(run: Run, record: RunRecord, glue: dict[str, TaskData]) -> 
     "Whether a finished run lacks some of the fine-tuning that is asked for."
     if record.pretraining.get("stopped"):
         return False
-    done = Counter()  # seeds by task; scores on rows that have changed since do not count
+    done = Counter()  # seeds; scores on rows that have changed since do not count
     for result in record.results:
         task = result["task"]
-        same_rows = task not in glue or result.get("data") == glue[task].digest
-        if result["init"] == "pretrained" and same_rows:
-            done[task] += 1
+        if task not in glue or result.get("data") == glue[task].digest:
+            done[task, result["init"]] += 1
     wanted = set(glue)
     # Without GLUE tasks, now or before, a run is scored on the probe tasks.
-    only_probes = not glue and done.keys() <= PROBES.keys()
+    only_probes = not glue and {task for task, _ in done} <= PROBES.keys()
     if run.probes or only_probes:
         wanted |= PROBES.keys() - {"source"}  # a text with a single source has no such task
-    return any(done[task] < run.finetune_seeds for task in wanted)
+    return any(done[task, init] < run.finetune_seeds
+               for task in wanted for init in ("pretrained", "random"))
 
 def add_finetuning(run: Run, glue: dict[str, TaskData]) -> RunRecord:
     "Do the fine-tuning that a finished run lacks, and return the record with its results."
@@ -429,6 +430,12 @@ def add_finetuning(run: Run, glue: dict[str, TaskData]) -> RunRecord:
     with locked(run, corpus):
         glue_run(run, corpus, tasks_of(run, corpus, glue))  # puts the results into the record
     return RunRecord.read(run.folder / "record.json")
+
+def check_tasks(run: Run, glue: dict[str, TaskData]):
+    "Refuse a protocol that needs MNLI, if a run is to be fine-tuned without it."
+    if run.finetune_seeds and run.recipe.protocol.mnli_first and "mnli" not in glue:
+        raise UserError("protocol.mnli_first=true needs MNLI; add its folder MNLI/ to the tasks of "
+                        "--glue-dir, or set protocol.mnli_first=false")
 
 def execute(run: Run) -> RunRecord:
     "Do the whole job, from text to report, and return the record; finished stages are skipped."
@@ -440,6 +447,7 @@ def execute(run: Run) -> RunRecord:
         if not needs_finetuning(run, record, glue):
             return record
         return add_finetuning(run, glue)
+    check_tasks(run, glue)
     corpus = corpus_of(run, glue)
     run = with_vocabulary_of(corpus, run)
     tasks = tasks_of(run, corpus, glue) if run.finetune_seeds else {}

@@ -143,6 +143,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "rows too long": (f"{RUN} --set corpus.seq_length=20000", "too short", "more text"),
     "glue missing": (f"{RUN} --glue-dir nosuch", "nosuch", "CoLA/"),
     "glue empty": (f"{RUN} --glue-dir {{bad}}/glue-none", "glue-none", "CoLA/"),
+    "glue without MNLI": (f"{RUN} --set protocol.mnli_first=true", "mnli_first", "MNLI/", "--glue-dir"),
     "lab missing": ("lab nosuch.yaml", "nosuch.yaml", "No such file"),
     "lab no list": ("lab {bad}/lab-scalar.yaml", "list of runs", "recipe, source"),
     "lab field": ("lab {bad}/lab-field.yaml", "'recipes'", "recipe, source"),

@@ -253,6 +253,18 @@ def test_results_join_the_record_of_a_finished_run(a_copy, glue):
     assert other.code == 0 and RunRecord.read(a_copy.folder / "record.json") == record  # not by the run's own protocol
 
 
+def test_baseline_that_was_left_out_is_added(a_copy, glue):
+    assert a_copy.command("glue", "first", "--glue-dir", glue, "--no-baseline").code == 0
+
+    def random() -> set[str]:
+        results = RunRecord.read(a_copy.folder / "record.json").results
+        return {r["task"] for r in results if r["init"] == "random"} & {"cola", "rte", "stsb"}
+
+    assert random() == set()
+    argv = ["run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue]
+    assert a_copy.command(*argv).code == 0 and random() == {"cola", "rte", "stsb"}
+
+
 def test_probes_beside_glue(a_copy, glue):
     (a_copy.folder / "record.json").unlink()
     argv = ["run", *a_copy.tiny.options(), "--name", "first", "--glue-dir", glue, "--probes"]
