@@ -6,11 +6,12 @@
 __all__ = ['NONFINITE', 'COMPILE', 'HELDOUT_MASKS', 'HELDOUT_SEED', 'FORMER_NAMES', 'TrainingConfig', 'StepSchedule', 'cut_rows',
            'Batches', 'ModelLoss', 'compiled_by_levels', 'estimated_seconds', 'should_compile', 'GradientSum',
            'LossMeter', 'HeldoutSequences', 'if_it_fits', 'Trainer', 'measure_speed', 'estimate_capacity',
-           'later_memory', 'halve_until_it_fits', 'double_while_faster', 'find_micro_batch', 'Progress', 'book_as_lost',
-           'StepStart', 'Interval', 'Checkpoints', 'resume', 'last_sign_of_life', 'read_log', 'Logger', 'NoLogger',
-           'utilisation', 'step_seconds', 'finite', 'Energy', 'Metrics', 'RunLog', 'Calibration', 'counts_real_time',
-           'reason_to_stop', 'Validation', 'Recovery', 'RunClock', 'seconds_per_step', 'choose_exchange', 'tune',
-           'TrainingRun', 'open_logger', 'snapshots_to_save', 'pretrain', 'outcome']
+           'later_memory', 'halve_until_it_fits', 'double_while_faster', 'find_micro_batch', 'step_seconds', 'Progress',
+           'book_as_lost', 'StepStart', 'Interval', 'book_use', 'Checkpoints', 'resume', 'last_sign_of_life',
+           'joules_before', 'read_log', 'Logger', 'NoLogger', 'utilisation', 'finite', 'Energy', 'Metrics', 'RunLog',
+           'Calibration', 'counts_real_time', 'reason_to_stop', 'Validation', 'Recovery', 'RunClock',
+           'seconds_per_step', 'choose_exchange', 'tune', 'TrainingRun', 'open_logger', 'snapshot_folder',
+           'missing_snapshots', 'missed_snapshots', 'snapshots_to_save', 'pretrain', 'outcome']
 
 # %% ../nbs/10_training.ipynb #26540c37
 import json, math, time
@@ -617,6 +618,10 @@ def find_micro_batch(trainer: Trainer, seconds: float = 864.0) -> int:
 FORMER_NAMES = dict(  # of fields of `Progress`, in checkpoints of earlier versions
     rate="lr_factor", rates="matrix_rates", returns="rollbacks", skipped="skipped_steps")
 
+def step_seconds(shares: dict[str, float]) -> float:
+    "Seconds that went into training: steps, and waiting for their data."
+    return shares.get("step", 0.0) + shares.get("data", 0.0)
+
 @dataclass
 class Progress:
     "Where a run is: what a checkpoint holds besides tensors."
@@ -624,12 +629,17 @@ class Progress:
     cursor: int = 0                # sequences trained on, over all epochs
     micro_batch_size: int = 0      # sequences computed at a time
     processes: int = 1             # that share the run
+    seconds_with: dict[str, float] = field(default_factory=dict)  # of steps, by processes then
+    peak_memory: int = 0           # bytes that one process has held at most
+    peak_memory_total: int = 0     # bytes that all processes together have held at most
+    rows_asked: int = 0            # sequences that the first process computed, without padding
+    rows_computed: int = 0         # the same sequences with padding
     compiled: bool | None = None   # whether the model is compiled; None: not yet decided
     curve: list[dict] = field(default_factory=list)  # held-out losses: fraction, tokens, seconds
     shares: dict[str, float] = field(default_factory=dict)  # seconds, by what they went to
     matrix_rates: list[float] = field(default_factory=list)  # measured along the way, FLOP/s
     exchange: dict[str, float] = field(default_factory=dict)  # seconds to sum gradients, by format
-    joules: float | None = None    # energy, where the hardware counts it
+    joules: float | None = 0.0     # energy so far; None: part of it is not known
     lr_factor: float = 1.0         # on the learning rate; each rollback halves it
     rollbacks: int = 0             # so far
     skipped_steps: int = 0         # left out because their gradient was not finite
@@ -646,7 +656,12 @@ class Progress:
             if name in known:
                 values[name] = value
         values["spent"] = Spent(**state.get("spent", {}))
-        return cls(**values)
+        progress = cls(**values)
+        if state and "joules" not in state:
+            progress.joules = None
+        if "seconds_with" not in state:
+            progress.book_processes(progress.shares, progress.processes)
+        return progress
 
     def advance(self, sequences: int, length: int, flops_per_token: float):
         "Count `sequences` of `length` tokens that were trained on, at `flops_per_token` FLOPs."
@@ -655,11 +670,27 @@ class Progress:
         self.spent.tokens += tokens
         self.spent.flops += tokens * flops_per_token
 
+    def book_processes(self, shares: dict[str, float], size: int):
+        "Book on `size` processes the seconds of steps in `shares` that no other number has taken."
+        booked = {number: s for number, s in self.seconds_with.items() if number != str(size)}
+        own = step_seconds(shares) - sum(booked.values())
+        if own > 1e-6:  # less is rounding
+            booked[str(size)] = own
+        self.seconds_with = booked
+
+    def most_processes(self) -> int:
+        "The largest number of processes that have shared the run at a time."
+        return max(map(int, self.seconds_with), default=1)
+
+    def device_seconds(self) -> float:
+        "Seconds of steps, summed over the processes that took them."
+        return sum(int(number) * seconds for number, seconds in self.seconds_with.items())
+
     def roll_back(self, before: "Progress"):
         "Return to the progress of a checkpoint, with half the learning rate; seconds stay spent."
         self.cursor, self.curve = before.cursor, before.curve
         self.spent.tokens, self.spent.flops = before.spent.tokens, before.spent.flops
-        self.spent.steps = before.spent.steps
+        self.spent.steps, self.seconds_with = before.spent.steps, before.seconds_with
         self.lr_factor /= 2
         self.rollbacks += 1
 
@@ -712,6 +743,15 @@ class Interval:
         return is_due
 
 # %% ../nbs/10_training.ipynb #aab0ca8e
+def book_use(trainer: Trainer, clock: Clock, progress: Progress):
+    "Keep for the record what the processes have used so far; all of them call this together."
+    group = trainer.group
+    progress.book_processes(clock.shares, group.size)
+    own = trainer.hardware.device.peak_memory()
+    progress.peak_memory = max(progress.peak_memory, int(group.largest(own)[0]))
+    progress.peak_memory_total = max(progress.peak_memory_total, int(group.total(own)[0]))
+    progress.rows_asked, progress.rows_computed = trainer.rows_asked, trainer.rows_computed
+
 class Checkpoints:
     "Saves the state of a run when it is due, and finds the newest one."
     def __init__(self, folder: Path, trainer: Trainer, budget: Budget, clock: Clock,
@@ -731,6 +771,7 @@ class Checkpoints:
         progress.micro_batch_size = trainer.micro_batch_size
         progress.processes = trainer.group.size
         progress.compiled = trainer.model_loss.compiled
+        book_use(trainer, self.clock, progress)
         tensors = trainer.state()  # all processes contribute
         if not trainer.group.rank:
             self.writer.save(progress.spent.steps, tensors, asdict(progress), folder)
@@ -779,12 +820,14 @@ def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
         # other ones than at the beginning of the run.
         trainer.load(tensors, salt=progress.spent.steps)
         trainer.micro_batch_size = progress.micro_batch_size
+        trainer.rows_asked, trainer.rows_computed = progress.rows_asked, progress.rows_computed
         if progress.processes != trainer.group.size:
             trainer.set_micro_batch(progress.micro_batch_size)
         trainer.schedule.peak_lr *= progress.lr_factor
         can_compile = trainer.hardware.can_compile()
         trainer.model_loss.compiled = bool(progress.compiled) and can_compile
     clock.shares.update(progress.shares)
+    progress.joules = joules_before(folder, progress.joules)
     if clock.rate or progress.finished:
         return progress
     last_seconds = last_sign_of_life(folder)
@@ -798,6 +841,11 @@ def last_sign_of_life(folder: Path) -> float:
     "The latest time, in seconds on the run's clock, that its log mentions."
     seconds = [line.get("seconds") for line in read_log(folder / "log.jsonl")]
     return max((s for s in seconds if isinstance(s, float)), default=0)
+
+def joules_before(folder: Path, saved: float | None) -> float | None:
+    "Joules of a run so far, by its checkpoint (`saved`) and its log; None if some are not known."
+    logged = [line["joules"] for line in read_log(folder / "log.jsonl") if "joules" in line]
+    return None if None in (saved, *logged) else max(saved, *logged, 0.0)
 
 def read_log(path: Path) -> list[dict]:
     "The lines of a run's log; what a crash cut short, or a disk changed, is left out."
@@ -815,7 +863,9 @@ class Logger:
     def __init__(self, folder: Path, budget: Budget, spent: Spent, progress: bool,
                  tensorboard: bool):
         self.budget, self.spent, self.shown = budget, spent, {}
-        self.file = open(folder / "log.jsonl", "ab", buffering=0)
+        path = folder / "log.jsonl"
+        self.torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self.file = open(path, "ab", buffering=0)
         self.board = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # extra `track`
@@ -833,10 +883,15 @@ class Logger:
         "Move the progress bar to where the run is."
         self.bar.update(self.amount() - self.bar.n)
 
+    def append(self, line: str):
+        "Append a line to the file; behind one that was cut off, on a line of its own."
+        data = b"\n" * self.torn + line.encode() + b"\n"
+        self.torn = self.file.write(data) < len(data)  # a full disk takes only a part
+
     def log(self, line: dict):
-        "Append one line of metrics."
+        "Log one line of metrics."
         try:
-            self.file.write(json.dumps(line).encode() + b"\n")
+            self.append(json.dumps(line))
         except OSError as error:
             tqdm.write(f"a log line could not be written ({error.strerror}); training goes on")
         for name, label in (("loss", "loss"), ("heldout_loss", "heldout")):
@@ -870,10 +925,6 @@ def utilisation(name: str, flops: float, seconds: float, matrix_rates: list[floa
     return dict(mfu=achieved / median(matrix_rates) if matrix_rates else None,
                 mfu_datasheet=achieved / datasheet if datasheet else None)
 
-def step_seconds(shares: dict[str, float]) -> float:
-    "Seconds that went into training: steps, and waiting for their data."
-    return shares.get("step", 0.0) + shares.get("data", 0.0)
-
 def finite(x: float) -> float | None:
     "The number `x`, or None for NaN and infinities, which JSON does not have."
     return x if math.isfinite(x) else None
@@ -882,21 +933,17 @@ def finite(x: float) -> float | None:
 class Energy:
     "Joules that a run has used on all its devices, where the hardware counts them."
     def __init__(self, device: Device, group: ProcessGroup,
-                 before: float | None):  # joules of the run that this one resumes; None: unknown
-        self.device, self.group = device, group
-        self.joules = before
-        self.before = before or 0.0
+                 before: float | None):  # joules of the run so far; None: not known
+        self.device, self.group, self.before = device, group, before
         self.meter = EnergyMeter(device.energy_counters())
 
     def read(self) -> float | None:
-        "Joules so far, of all processes together."
+        "Joules so far, of all processes together; None unless all of them are known."
         joules = self.meter.read()
         if not self.device.shared_energy:
             own = math.nan if joules is None else joules
             joules = finite(self.group.total(own)[0])
-        if joules is not None:
-            self.joules = self.before + joules
-        return self.joules
+        return None if None in (self.before, joules) else self.before + joules
 
 # %% ../nbs/10_training.ipynb #c10dd60a
 class Metrics:
@@ -905,6 +952,7 @@ class Metrics:
         self.trainer, self.budget = trainer, budget
         self.clock, self.progress = clock, progress
         self.energy = Energy(trainer.hardware.device, trainer.group, progress.joules)
+        progress.joules = self.energy.read()
         self.restart()
 
     def restart(self):
@@ -1013,7 +1061,7 @@ def reason_to_stop(config: TrainingConfig, loss: float, t: float) -> str:
     if not math.isfinite(loss):
         return f"the held-out loss was not a number after {t:.0%} of the budget"
     limit = config.early_stop_loss
-    if limit and t >= config.early_stop_at and loss > limit:
+    if limit and config.early_stop_at <= t < 1 and loss > limit:
         return f"held-out loss {loss:.3f} after {t:.0%} of the budget, above {limit:g}"
     return ""
 
@@ -1280,6 +1328,7 @@ class TrainingRun:
         if self.step_start:
             self.drop_step()
         self.progress.spent.seconds = self.clock.seconds(self.progress.spent.tokens)
+        self.progress.book_processes(self.clock.shares, self.trainer.group.size)
         self.trainer.group.size = 1  # there is no other process left to gather from
         self.checkpoints.save()
         self.checkpoints.wait()
@@ -1292,15 +1341,35 @@ def open_logger(trainer: Trainer, folder: Path, budget: Budget, spent: Spent, pr
         return NoLogger()
     return Logger(folder, budget, spent, progress, tensorboard)
 
+def snapshot_folder(folder: Path, fraction: float) -> Path:
+    "Where a run keeps its snapshot at a fraction: 0.250, or all digits where three are too few."
+    name = f"{fraction:.3f}"
+    return folder / "snapshots" / (name if float(name) == fraction else repr(fraction))
+
+def missing_snapshots(folder: Path, fractions: tuple[float, ...]) -> dict[float, Path]:
+    "Folders of the snapshots at these fractions that a run has not saved, by fraction."
+    folders = {fraction: snapshot_folder(folder, fraction) for fraction in sorted(fractions)}
+    return {fraction: path for fraction, path in folders.items() if not any(path.glob("step-*"))}
+
+def missed_snapshots(folder: Path, fractions: tuple[float, ...], spent_fraction: float) -> str:
+    "One line on the missing snapshots that come too late for a run; empty if there are none."
+    late = [f for f in missing_snapshots(folder, fractions) if f < spent_fraction]
+    if not late:
+        return ""
+    return (f"no snapshot at {', '.join(map(str, late))}: the run is past it; to have it, start "
+            "a new run under another --name")
+
 def snapshots_to_save(trainer: Trainer, folder: Path, fractions: tuple[float, ...],
                       spent_fraction: float) -> dict[float, Path]:
     "Folders of the snapshots that are still to be saved, by the fraction at which they are due."
+    if not trainer.group.rank and (line := missed_snapshots(folder, fractions, spent_fraction)):
+        tqdm.write(line)
+    missing = missing_snapshots(folder, fractions)
     folders = {}
     for fraction in sorted(fractions):
-        path = folder / "snapshots" / f"{fraction:.3f}"
-        exists, = trainer.group.largest(any(path.glob("step-*")))
+        exists, = trainer.group.largest(fraction not in missing)
         if not exists and fraction >= spent_fraction:
-            folders[fraction] = path
+            folders[fraction] = snapshot_folder(folder, fraction)
     return folders
 
 def pretrain(trainer: Trainer,                    # what is trained
@@ -1318,12 +1387,13 @@ def pretrain(trainer: Trainer,                    # what is trained
         if is_first:
             stack.enter_context(lock(folder))
         state = resume(trainer, folder, clock)
+        spent_fraction = 1.0 if state.finished else budget.fraction(state.spent)
+        wanted = snapshots_to_save(trainer, folder, snapshots, spent_fraction)
         if state.finished:
             return outcome(trainer, budget, state, clock)
         if is_first:
             trainer.corpus.verify()
         trainer.group.wait_long()
-        wanted = snapshots_to_save(trainer, folder, snapshots, budget.fraction(state.spent))
         logger = open_logger(trainer, folder, budget, state.spent, progress, tensorboard)
         stack.callback(logger.close)
         signals = stack.enter_context(watch_signals())
@@ -1339,9 +1409,9 @@ def pretrain(trainer: Trainer,                    # what is trained
 # %% ../nbs/10_training.ipynb #ac9efe3e
 def outcome(trainer: Trainer, budget: Budget, progress: Progress, clock: Clock) -> dict:
     "What a finished run leaves for its record; utilisation is over the seconds booked to steps."
-    spent, group, curve = progress.spent, trainer.group, progress.curve
-    own = trainer.hardware.device.peak_memory()
-    most, total = group.largest(own)[0], group.total(own)[0]
+    progress = replace(progress)  # that of the caller stays as it is
+    book_use(trainer, clock, progress)
+    spent, curve = progress.spent, progress.curve
     results = dict(
         spent=asdict(spent), overshoot=max(0.0, getattr(spent, budget.unit) - budget.amount),
         stopped=progress.stopped, shares=dict(clock.shares), curve=curve,
@@ -1350,8 +1420,9 @@ def outcome(trainer: Trainer, budget: Budget, progress: Progress, clock: Clock) 
         matrix_rate=median(progress.matrix_rates) if progress.matrix_rates else None,
         matrix_rates=progress.matrix_rates, compiled=trainer.model_loss.compiled,
         micro_batch_size=trainer.micro_batch_size, exchange=progress.exchange,
-        padding=trainer.padding, peak_memory=int(most), peak_memory_total=int(total),
+        padding=trainer.padding, peak_memory=progress.peak_memory,
+        peak_memory_total=progress.peak_memory_total,
         joules=progress.joules, skipped_steps=progress.skipped_steps,
-        rollbacks=progress.rollbacks, devices=group.size)
-    return results | utilisation(trainer.hardware.name, spent.flops, step_seconds(clock.shares),
-                                 progress.matrix_rates, group.size)
+        rollbacks=progress.rollbacks, devices=progress.most_processes())
+    return results | utilisation(trainer.hardware.name, spent.flops, progress.device_seconds(),
+                                 progress.matrix_rates)

@@ -198,6 +198,7 @@ def test_dead_process_ends_the_job_and_loses_nothing(tiny, alone, tmp_path):
     assert saved["spent"]["steps"] >= before - 1
     assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
     same_curve(folder, alone)
+    assert outcome(folder)["devices"] == 2  # at most, at a time
 
 
 def test_one_then_two_then_one(tiny, alone, tmp_path):
@@ -214,6 +215,7 @@ def test_one_then_two_then_one(tiny, alone, tmp_path):
     assert not (folder / "pretraining.json").exists()
     assert command(*options(tiny, "run"), cwd=tmp_path, cache=tiny.cache).code == 0
     same_curve(folder, alone)
+    assert outcome(folder)["devices"] == 2  # at most, at a time
 
 
 def test_the_whole_job_is_for_one_process(tiny, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """What a trainer adds up, counts and restores, looked at without a run."""
 
+import json
+import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,15 +20,20 @@ from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
 from cramming_nb.training import (
     Interval,
+    Logger,
     NoLogger,
     Progress,
     Trainer,
+    TrainingConfig,
     TrainingRun,
     Validation,
+    book_use,
     compiled_by_levels,
     find_micro_batch,
     later_memory,
     outcome,
+    read_log,
+    reason_to_stop,
     resume,
 )
 
@@ -81,6 +88,66 @@ def test_utilisation_is_of_all_devices(make):
     one, four = (outcome(make(size=size), budget, progress, clock) for size in (1, 4))
     assert one["mfu"] == pytest.approx(0.25)  # of the median rate
     assert four["mfu"] == pytest.approx(one["mfu"] / 4) and four["devices"] == 4
+
+
+def test_record_is_of_all_processes_of_a_run_that_went_on_with_fewer(make, tmp_path):
+    """Four processes, then one: devices, memory and padding are those of both, and a second of four counts four times."""
+    budget = Budget.parse("10step")
+    four, one = (make(size=size, training=dict(micro_batch_size=8)) for size in (4, 1))
+    for trainer, most in ((four, 900), (one, 500)):
+        trainer.hardware = replace(trainer.hardware, device=Counting())
+        trainer.hardware.device.peak = most
+    four.group.total = lambda *values: [4 * value for value in values]  # as if all four were here
+    four.rows_asked, four.rows_computed = 30, 40
+    progress = Progress(
+        spent=Spent(tokens=10, seconds=2.0, flops=8e9), curve=[dict(heldout_loss=1.0)], matrix_rates=[1e9]
+    )
+    clock = SimpleNamespace(shares=dict(step=1.5, data=0.5))
+    book_use(four, clock, progress)
+    progress.shares = clock.shares
+    save_checkpoint(tmp_path / "checkpoints", 1, make().state(), asdict(progress))
+
+    clock = Clock(50_000)
+    resumed = resume(one, tmp_path, clock)
+    clock.shares["step"] += 2.0
+    one.rows_asked, one.rows_computed = one.rows_asked + 10, one.rows_computed + 10
+    found = outcome(one, budget, resumed, clock)
+    assert found["devices"] == 4 and found["mfu"] == pytest.approx(8e9 / (4 * 2 + 1 * 2) / 1e9)
+    assert (found["peak_memory"], found["peak_memory_total"]) == (900, 3600)
+    assert found["padding"] == pytest.approx(10 / 50)
+    resumed.finished = True  # asked again by eight processes, which had no part in it
+    assert outcome(make(size=8), budget, resumed, clock)["devices"] == 4
+
+
+def test_energy_is_reported_only_if_all_of_it_is_known(make, tmp_path):
+    log = tmp_path / "log.jsonl"
+    for logged, saved, known in ((70.0, 50.0, 70.0), (None, 50.0, None), (70.0, None, None)):
+        log.write_text(json.dumps(dict(tokens=1, joules=logged)) + "\n")
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        state = asdict(Progress(spent=Spent(tokens=1), joules=saved))
+        save_checkpoint(tmp_path / "checkpoints", 1, make().state(), state)
+        assert resume(make(), tmp_path, Clock(50_000)).joules == known
+    assert Progress.read(dict(cursor=8, spent=dict(tokens=1))).joules is None  # of a version that did not count
+    assert Progress.read({}).joules == 0
+
+
+def test_last_validation_stops_nothing():
+    config = TrainingConfig(early_stop_loss=4.0)
+    assert reason_to_stop(config, 5.0, t=0.99) and not reason_to_stop(config, 5.0, t=1.0)
+    assert reason_to_stop(config, float("nan"), t=1.0)
+
+
+def test_line_behind_one_that_was_cut_off_is_kept(tmp_path):
+    path, lines = tmp_path / "log.jsonl", [dict(tokens=number) for number in (1, 2, 3)]
+    path.write_text(json.dumps(lines[0]) + '\n{"tokens": 9, "lo')
+    logger = Logger(tmp_path, Budget.parse("10step"), Spent(), progress=False, tensorboard=False)
+    logger.log(lines[1])
+    file, logger.file = logger.file, SimpleNamespace(write=lambda data: file.write(data[:5]))  # the disk is full
+    logger.log(dict(tokens=8))
+    logger.file = file
+    logger.log(lines[2])
+    logger.close()
+    assert read_log(path) == lines and path.read_bytes().count(b"\n") == 5
 
 
 def test_no_process_tries_more_rows_than_its_share(make):
