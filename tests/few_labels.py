@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None):
     arms = [("constant", 0), ("counting", 0), *((init, seed) for seed in learners for init in ("pretrained", "random"))]
     todo = [
         (init, seed, number, labels, name)
-        for number in range(args.draws)
         for labels in EPOCHS
+        for number in range(args.draws)
         for init, seed in arms
         for name in tasks
     ]
