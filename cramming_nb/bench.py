@@ -245,7 +245,7 @@ def draw(result: dict, axes: plt.Axes | None = None) -> plt.Axes:
             labels.append("")
             continue
         low, high = result["ratio_range"][name]
-        labels.append(f" ours is {result['ratio'][name]:.1f} × as fast ({low:.1f}–{high:.1f})")
+        labels.append(f" ours is {result['ratio'][name]:.2f} × as fast ({low:.2f}–{high:.2f})")
     colors = ["C0" if name == "ours" else "C1" for name in names]
     bars = axes.barh(names, [result["rate"][name] for name in names], color=colors)
     axes.bar_label(bars, labels)
@@ -324,10 +324,11 @@ def reference_step(
     arch: Architecture, rows: int, hardware: Hardware, compiled: bool = True
 ) -> Callable[[], None]:
     "One step as the paper's code takes it on this device."
-    model = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.kind).eval()
+    model = MaskedLM(replace(arch, sparse_prediction=False), "explicit").to(hardware.kind)
+    model.eval()  # no dropout
     forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
     optimizer = reference_optimizer(model)
-    mixed_precision = {"cpu": False}.get(hardware.kind, True)  # as that code: float32 on a CPU
+    mixed_precision = hardware.kind != "cpu"  # as that code: float32 on a CPU
     scaler = torch.amp.GradScaler(enabled=mixed_precision)
     rng, ids = np.random.default_rng(0), torch.from_numpy(random_ids(arch, rows))
     def step():
@@ -563,19 +564,48 @@ def mfu_of(seconds: list[float], rates: list[float], rows: int, arch: Architectu
     )
 
 # %% ../nbs/15_bench.ipynb #63362c72
-NO_MATTER = re.compile(  # fields of a recipe that do not change how long a step takes
-    r"corpus\.(?!seq_length|vocab_size)"
-    r"|protocol\."
-    r"|optimizer\.(lr|betas|eps|weight_decay|clip)$"
-    r"|schedule\.(lr|warmup|cooldown)$"
-    r"|architecture\.(dropout|pooling|classifier_size|init.*|norm_eps)$"
-    r"|training\.(?!micro_batch_size|dtype|dropout)")
+NO_MATTER = {  # fields of a recipe that do not change how long a step takes
+    "corpus.decontaminate",
+    "corpus.dedup",
+    "corpus.filter_threshold",
+    "corpus.filter_tokenizer",
+    "corpus.heldout",
+    "corpus.normalizer",
+    "corpus.order",
+    "corpus.probe",
+    "corpus.sample",
+    "corpus.tokenizer",
+    "architecture.classifier_size",
+    "architecture.dropout",
+    "architecture.init",
+    "architecture.init_std",
+    "architecture.norm_eps",
+    "architecture.pooling",
+    "optimizer.betas",
+    "optimizer.clip",
+    "optimizer.eps",
+    "optimizer.lr",
+    "optimizer.weight_decay",
+    "schedule.cooldown",
+    "schedule.lr",
+    "schedule.warmup",
+    "training.checkpoint_fraction",
+    "training.checkpoint_seconds",
+    "training.compile",
+    "training.early_stop_at",
+    "training.early_stop_loss",
+    "training.gradient_exchange",
+    "training.heldout_rows",
+    "training.keep_checkpoints",
+    "training.nonfinite",
+    "training.validations",
+}
 
 def pace(recipe: Recipe) -> dict[str, object]:
     "The fields that decide how long a recipe's steps take, where they differ from the paper's."
     paper = flat(Recipe())
     return {key: value for key, value in flat(recipe).items()
-            if value != paper[key] and not NO_MATTER.match(key)}
+            if value != paper[key] and key not in NO_MATTER and not key.startswith("protocol.")}
 
 def bench_recipes(
     recipes: list[Recipe], rounds: int = 5, progress: bool = True
@@ -706,12 +736,13 @@ def tuning_steps(
     arch: Architecture, tokenizer: str, task: TaskData, hardware: Hardware, threads: int,
     bucketed: bool,  # sequences of similar length together, or in random order
     steps: int,
+    protocol: Protocol,
 ) -> Callable[[], None]:
     "A function that takes so many steps of fine-tuning on a task."
     torch.set_num_threads(threads)
     if bucketed:
         keep_memory()  # as chapter 11b does
-    protocol, rng = Protocol(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     tuner = FineTuner(
         arch, None, Tokenizer.from_file(tokenizer), task, protocol, 0, hardware)
     batches = tuner.batches
@@ -737,9 +768,10 @@ def bench_glue(
     steps: int = 40,        # of each task in a turn
     rounds: int = 3,        # turns of each implementation that count
     progress: bool = True,  # a progress bar
+    protocol: Protocol = Protocol(),  # of both; default: that of the paper, with pairs joint
 ) -> dict:
     "Sequences a second of fine-tuning, ours and the reference's, in turns, over the tasks."
-    hardware, protocol = Hardware.detect(), Protocol()
+    hardware = Hardware.detect()
     plain = replace(hardware, dtype=torch.float32)
     size = finetuning_bytes(arch, protocol, hardware.dtype)
     workers = plan_workers(hardware, hardware.threads, size)  # as chapter 11b does
@@ -748,7 +780,7 @@ def bench_glue(
     for task in tasks.values():
         with ExitStack() as stack:
             def start(hardware: Hardware, threads: int, bucketed: bool) -> Implementation:
-                how = (arch, tokenizer, task, hardware, threads, bucketed, steps)
+                how = (arch, tokenizer, task, hardware, threads, bucketed, steps, protocol)
                 return stack.enter_context(Implementation(tuning_steps, *how))
             ours = [start(hardware, workers.threads, True) for _ in range(number)]
             turns = interleave(
@@ -759,11 +791,11 @@ def bench_glue(
         batches = math.ceil(len(task.train) / protocol.batch_size) * protocol.epochs
         seconds_in_all += statistics.median(turns["ours"]) / number / steps * batches
     batch_size = protocol.batch_size
-    result = dict(what="glue", tasks=list(tasks), batch_size=batch_size)
+    result = dict(what="glue", tasks=list(tasks), batch_size=batch_size, pairs=protocol.pairs)
     result["minutes"] = 3 * seconds_in_all / 60  # three seeds
     if not hardware.device.runs_ahead:
         largest = max(tasks.values(), key=lambda task: len(task.train))
-        how = (arch, tokenizer, largest, hardware, workers.threads, True, steps)
+        how = (arch, tokenizer, largest, hardware, workers.threads, True, steps, protocol)
         result["time"] = profile_of(tuning_steps, *how, calls=1)
     seconds = {name: t.tolist() for name, t in times.items()}
     return result | speedups(seconds, steps * batch_size * len(tasks), "sequences")

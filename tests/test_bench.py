@@ -14,7 +14,7 @@ import torch
 from cramming_nb import bench
 from cramming_nb.budget import UserError
 from cramming_nb.hardware import Device, Hardware
-from cramming_nb.recipes import RECIPES, change
+from cramming_nb.recipes import RECIPES, Recipe, change, flat
 
 TINY = replace(
     bench.SIZES["small"][0], vocab_size=512, hidden_size=32, num_layers=2, num_heads=2, ffn_size=64, max_length=32
@@ -230,3 +230,36 @@ def test_utilisation_is_by_the_rate_of_the_same_round():
     assert found["mfu_range"][0] == pytest.approx(found["mfu_range"][1])  # rate and step slow down together
     assert found["mfu"] == pytest.approx(found["mfu_range"][0])
     assert found["mfu_datasheet"] == pytest.approx(found["mfu"] / 989.4)
+
+
+def test_fields_without_matter_are_those_of_a_recipe_and_no_part_of_its_pace():
+    assert flat(Recipe()).keys() >= bench.NO_MATTER
+    changes = {"corpus.sample": 10**6, "optimizer.lr": 0.1, "training.validations": 3, "protocol.epochs": 9}
+    assert bench.pace(change(RECIPES["pocket"], changes)) == bench.pace(RECIPES["pocket"])
+    for name, value in {"training.dropout": True, "corpus.seq_length": 64, "optimizer.name": "muon"}.items():
+        assert bench.pace(change(RECIPES["pocket"], {name: value}))[name] == value
+
+
+def test_both_fine_tune_by_the_protocol_that_is_asked_for(monkeypatch):
+    """Started are several of ours and one reference, each with the recipe's protocol; the result says how pairs are read."""
+    started, protocol = [], RECIPES["pocket"].protocol
+
+    class Noted:
+        def __init__(self, make, *arguments):
+            started.append(arguments)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __call__(self):
+            return 1.0
+
+    monkeypatch.setattr(bench, "Implementation", Noted)
+    monkeypatch.setattr(bench, "profile_of", lambda make, *arguments, calls: started.append(arguments))
+    task = SimpleNamespace(train=[()] * 32)
+    found = bench.bench_glue(TINY, "tokenizer.json", dict(one=task), rounds=1, progress=False, protocol=protocol)
+    assert len(started) >= 3 and all(protocol in arguments for arguments in started)
+    assert found["pairs"] == protocol.pairs == "apart"
