@@ -7,13 +7,13 @@ __all__ = ['chapters', 'RecipeName', 'RunRecipe', 'Source', 'Changes', 'DataDir'
            'RunName', 'Snapshots', 'PlanBudget', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile', 'ExportFolder',
            'HubName', 'Texts', 'LabelFile', 'TextColumns', 'LabelColumn', 'LabelKind', 'ClassifierName', 'Action',
            'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine', 'DESCRIPTION',
-           'COMMANDS', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'PlanSizes', 'Data',
-           'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes', 'Measure', 'BenchTrain',
-           'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse', 'end_by_signal',
-           'report_error', 'main']
+           'COMMANDS', 'NO_ROOM', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'PlanSizes',
+           'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes', 'Measure',
+           'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse',
+           'end_by_signal', 'report_error', 'explained', 'reader_is_gone', 'main']
 
 # %% ../nbs/18_cli.ipynb #fbc4e3e1
-import contextlib, io, json, os, re, signal, sys
+import contextlib, errno, io, json, os, re, select, signal, sys
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -75,7 +75,7 @@ def parse_changes(settings: tuple[str, ...]) -> dict[str, object]:
             raise UserError(f"--set {setting}: {advice}")
         try:
             changes[field] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
             raise UserError(f"--set {setting}: the value is not YAML; {advice}") from None
     return changes
 
@@ -280,7 +280,7 @@ ProtocolName = Annotated[str, arg(
     "published code), mnli-first or bert-base."))]
 
 TaskNames = Annotated[tuple[str, ...], arg(
-    metavar="TASK ...", help_behavior_hint="(default: all but wnli)", help=(
+    metavar="TASK ...", help_behavior_hint="(default: all; wnli for a submission only)", help=(
     "Only these of the GLUE tasks, such as cola rte."))]
 
 @dataclass
@@ -302,9 +302,8 @@ class Glue(OnRun):
             raise UserError(f"--finetune-seeds {self.finetune_seeds}: give 1 or more")
         run = chapters.run.load_run(self.folder, self.data_dir, probes=self.probes,
                                     finetune_seeds=self.finetune_seeds)
-        glue = {}
-        if self.glue_dir:
-            glue = chapters.glue.load_glue(self.glue_dir, self.tasks, self.submission)
+        chapters.run.check_pretrained(run)
+        glue = self.chosen_tasks()
         corpus = chapters.run.corpus_trained_on(run, glue)
         with chapters.run.locked(run, corpus):
             tasks = chapters.run.tasks_of(run, corpus, glue)
@@ -312,6 +311,18 @@ class Glue(OnRun):
             print("\n\n".join(chapters.run.scores_of(results)))
             if self.submission:
                 self.write_submission(results, run.folder / "glue" / "submission.zip")
+
+    def chosen_tasks(self) -> dict[str, "TaskData"]:
+        "The GLUE tasks; for a submission all of them, with complete tests, unless some are named."
+        if not self.glue_dir:
+            return {}
+        glue = chapters.glue.load_glue(self.glue_dir, self.tasks, self.submission)
+        if self.submission and not self.tasks:
+            if missing := chapters.glue.missing_tests(glue):
+                raise UserError(f"--submission: the server would refuse it without the test rows of "
+                                f"{', '.join(missing)}; add them to {self.glue_dir}, or name the "
+                                "tasks to answer with --tasks")
+        return glue
 
     def write_submission(self, results: list[dict], archive: Path):
         "Write the archive for the benchmark's server, and say what the server will object to."
@@ -652,6 +663,9 @@ class Bench:
         for name, value in vars(self.what).items():
             if type(value) in (int, float) and value <= 0:
                 raise UserError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+        picture = self.what.picture
+        if picture and picture.suffix not in (".png", ".svg"):
+            raise UserError(f"--picture {picture}: name a file that ends in .png or .svg")
         self.what.main()
 
 # %% ../nbs/18_cli.ipynb #52eb67fe
@@ -761,25 +775,52 @@ def report_error(code: int, message: object) -> int:
     print(f"cram: {message}", file=sys.stderr)
     return code
 
+NO_ROOM = {  # errors of the system for a file that cannot be written
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.EIO,  # as which a checkpoint reports a full disk
+}
+
+def explained(error: OSError) -> str:
+    "An error of the operating system in one line, with advice where there is some."
+    reason = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    if error.errno in NO_ROOM:
+        return f"{reason}; make room, or choose a folder you may write to"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{reason}; choose a shorter one with --name"
+    return reason
+
+def reader_is_gone() -> bool:
+    "Whether nobody reads standard output any more; if so, nothing more is sent there."
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)  # 0: only errors, such as the end of the reader
+    if not watch.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
 def main(argv: list[str] | None = None) -> int:
     "The entry point of `cram`; returns the exit code."
     argv = sys.argv[1:] if argv is None else argv
     signal.signal(signal.SIGTERM, end_by_signal)
     try:
-        if argv == ["--version"]:
-            print(version("cramming_nb"))
-        else:
-            parse(argv or ["--help"]).main()
+        try:
+            if argv == ["--version"]:
+                print(version("cramming_nb"))
+            else:
+                parse(argv or ["--help"]).main()
+        finally:
+            sys.stdout.flush()  # here, where it is noticed that the reader has ended
         return 0
     except UserError as error:
         return report_error(2, error)
     except KeyboardInterrupt:
         return report_error(130, "interrupted; the same command goes on from here")
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            return 128 + signal.SIGPIPE
         if error.errno is None:
             raise
-        advice = "make room, or choose a folder you may write to"
-        return report_error(2, f"{error.filename or 'a file'}: {error.strerror}; {advice}")
+        return report_error(2, explained(error))
     except Exception as error:
         # An `Interrupted` is recognised by its signal, without loading its chapter.
         signum = getattr(error, "signum", None)

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PAPER_SCORES', 'BINARY', 'ENTAILS', 'THREE', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PAIR_VIEWS', 'REFERENCE',
            'PROTOCOLS', 'Views', 'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue',
-           'Protocol', 'protocol_breaches', 'for_task', 'learning_rate', 'view_texts', 'encode', 'row_lengths',
-           'collate', 'full_batches', 'random_batches', 'random_epochs', 'Targets', 'fine_tune', 'predict',
-           'replicates', 'percentiles', 'score_predictions', 'constant_answer', 'encoder_weights', 'hold_back']
+           'missing_tests', 'Protocol', 'protocol_breaches', 'for_task', 'learning_rate', 'view_texts', 'encode',
+           'row_lengths', 'collate', 'full_batches', 'random_batches', 'random_epochs', 'Targets', 'fine_tune',
+           'predict', 'replicates', 'percentiles', 'score_predictions', 'constant_answer', 'encoder_weights',
+           'hold_back']
 
 # %% ../nbs/11_glue.ipynb #d0a13909
 import hashlib
@@ -148,7 +149,7 @@ AX = replace(TASKS["mnli"], name="ax", folder="diagnostic")  # rows for the mode
 def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dict[str, TaskData]:
     """The tasks found in a folder with TASK/train.jsonl or .tsv, or on the hub (hub:DATASET).
 
-    `names` chooses among them; without it, all but WNLI are read. With `tests`, the
+    `names` chooses among them; without it, all but WNLI are read. With `tests`, WNLI and the
     unlabelled test rows that a submission needs are read, too.
     """
     for name in names:
@@ -157,7 +158,7 @@ def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dic
     location = str(source)
     on_hub = location.startswith("hub:")
     place = Hub(location.removeprefix("hub:")) if on_hub else Folder(location)
-    wanted = names or [name for name in TASKS if name != "wnli"]
+    wanted = names or [name for name in TASKS if tests or name != "wnli"]
     found = [name for name in wanted if place.has(TASKS[name])]
     for name in names:
         if name not in found:
@@ -181,6 +182,16 @@ def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dic
         own_tests = {file: rows for file, rows in test_rows.items() if ARCHIVE[file][0] == name}
         tasks[name] = TaskData(task, train, dev, own_tests)
     return tasks
+
+def missing_tests(tasks: dict[str, TaskData]) -> list[str]:
+    "What the test rows of tasks lack for a complete submission: files that are gone or cut off."
+    found = {file: rows for data in tasks.values() for file, rows in data.tests.items()}
+    missing = []
+    for file, (_, split, official) in ARCHIVE.items():
+        rows = len(found.get(file, ()))
+        if rows != official:
+            missing.append(f"{file} ({split}: {rows:,} of {official:,} rows)")
+    return missing
 
 # %% ../nbs/11_glue.ipynb #5d802b86
 PAIR_VIEWS = {"joint": 1, "apart": 2, "both": 3}  # sequences of a pair, by `Protocol.pairs`

@@ -24,7 +24,7 @@ from .finetuning import FineTuner, protocol_text
 from .glue import (
     Protocol, Task, TaskData, accuracy, encoder_weights, hold_back, pearson, score_predictions)
 from .records import Table, plain
-from .run import Run, hardware_of, tokenizer_of
+from .run import Run, check_pretrained, hardware_of, tokenizer_of
 from .scores import LINE_NAMES, compare, show
 from .stages import atomic_write
 
@@ -390,9 +390,7 @@ def finetune(
         progress: bool = True,
         ) -> Finetuned:
     "Fine-tune a run's model on a table, score it, and export it; finished work is found again."
-    if not (run.folder / "pretraining.json").exists():
-        raise UserError(f"{run.folder} is not pretrained yet; finish it with `cram run` or "
-                        "`cram pretrain`")
+    check_pretrained(run)
     folder = run.folder / (name or labels.path.stem)
     results = folder / "results.json"
     if folder.name in ("", ".", "..") or folder.parent != run.folder or (

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Run', 'run_name', 'load_run', 'has_started', 'keep_protocol', 'locked', 'dev_sentences', 'corpus_of',
            'corpus_trained_on', 'tokenizer_of', 'as_asked', 'with_vocabulary_of', 'hardware_of', 'pretrain_run',
-           'tasks_of', 'glue_run', 'add_results', 'write_reports', 'whole_sentence', 'masked_samples', 'provenance_of',
-           'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning', 'add_finetuning', 'check_tasks',
-           'execute']
+           'tasks_of', 'check_pretrained', 'glue_run', 'add_results', 'write_reports', 'whole_sentence',
+           'masked_samples', 'provenance_of', 'predicted_loss', 'finish', 'scores_of', 'summary', 'needs_finetuning',
+           'add_finetuning', 'check_tasks', 'execute']
 
 # %% ../nbs/16_run.ipynb #493366d2
 import json, math, re
@@ -259,6 +259,12 @@ def tasks_of(run: Run, corpus: Corpus, glue: dict[str, TaskData]) -> dict[str, T
     if glue and not run.probes:
         return glue
     return glue | probe_tasks(corpus.probe_documents())
+
+def check_pretrained(run: Run):
+    "Refuse a run whose pretraining is not finished: its newest checkpoint is not its model."
+    if not (run.folder / "pretraining.json").exists():
+        raise UserError(f"{run.folder} is not pretrained yet; finish it with `cram run` or "
+                        "`cram pretrain`")
 
 def glue_run(
     run: Run,

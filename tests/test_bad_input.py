@@ -116,6 +116,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "set type": (f"{RUN} --set schedule.batch_size=many", "'many'", "whole number"),
     "set choice": (f"{RUN} --set corpus.order=best", "'best'", "sentence_length"),
     "set yaml": (f"{RUN} --set corpus.order=[", "corpus.order", "FIELD=VALUE"),
+    "set date": (f"{RUN} --set schedule.batch_size=2024-13-45", "2024-13-45", "FIELD=VALUE"),
     "set heads": (f"{RUN} --set architecture.num_heads=5", "hidden_size 32", "num_heads 5"),
     "name slash": (f"{RUN} --name a/b", "'a/b'", "without slashes"),
     "name above": (f"{RUN} --name ..", "'..'", "folder name"),
@@ -166,6 +167,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "bench size": ("bench train --size huge", "'huge'", "small"),
     "bench rounds": ("bench train --rounds 0", "--rounds 0", "above 0"),
     "bench rows": ("bench train --rows -1", "--rows -1", "above 0"),
+    "bench picture": ("bench train --picture x.foo", "--picture x.foo", ".png or .svg"),
     "bench source": ("bench data --source web:text", "web:text", "files:GLOB"),
     "bench megabytes": ("bench data --megabytes 0", "--megabytes 0", "above 0"),
     "bench grow": ("bench data --grow 0.5", "grow 0.5", "1 or more"),
@@ -233,8 +235,17 @@ def test_file_that_cannot_be_read(tiny, tmp_path):
 @pytest.mark.parametrize("name", ["runs", "cache"])
 def test_folder_that_is_a_file(name, tiny, tmp_path):
     (tmp_path / name).write_text("mine")
-    refused(command("run", *tiny.options("1ktok"), cwd=tmp_path, cache=tmp_path / "cache"), name)
+    result = command("run", *tiny.options("1ktok"), cwd=tmp_path, cache=tmp_path / "cache")
+    refused(result, name)
+    assert "make room" not in result.err
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_name_that_is_too_long(tiny, tmp_path):
+    argv = ["pretrain", *tiny.options("1ktok"), "--name", "x" * 300]
+    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    refused(result, "name too long; choose a shorter one with --name")
+    assert contents(tmp_path / "runs") == {}
 
 
 @pytest.mark.parametrize("verb", ["run", "pretrain", "data"])
@@ -244,7 +255,8 @@ def test_read_only_disk(verb, tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.mkdir", mkdir)
     argv = tiny.options("1ktok") if verb != "data" else ["build", *tiny.options()[:3]]
-    refused(command(verb, *argv, cwd=tmp_path, cache=tmp_path / "cache"), "Read-only file system")
+    said = command(verb, *argv, cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, "Read-only file system; make room, or choose a folder you may write to")
     assert contents(tmp_path) == {}
 
 

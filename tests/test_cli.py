@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -35,6 +36,17 @@ def test_module_is_the_command():
     assert (result.returncode, result.stdout.strip()) == (0, version("cramming_nb"))
     result = subprocess.run([*call, "recipes", "diff"], capture_output=True, text=True)
     assert result.returncode == 2 and result.stderr.startswith("cram: ")
+
+
+@pytest.mark.parametrize("argv", ["recipes fields", "recipes", "--version", "run --help"])
+def test_ends_quietly_where_nobody_reads(argv):
+    """As in `cram recipes fields | head -1`, once `head` has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-m", "cramming_nb.cli", *argv.split()]
+    result = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_a_second_sigterm_finds_it_leaving():

@@ -42,6 +42,7 @@ from cramming_nb.glue import (
     for_task,
     learning_rate,
     load_glue,
+    missing_tests,
     percentiles,
     predict,
     random_epochs,
@@ -211,6 +212,35 @@ def test_bad_options_leave_a_run_alone(what, a_copy, glue):
     (line,) = lines(said.err)
     assert said.code == 2 and contents(a_copy.folder) == before
     assert not [word for word in words if word not in line], line
+
+
+def test_incomplete_submission_is_refused_before_fine_tuning(a_copy, glue):
+    write_jsonl(glue / "RTE" / "test.jsonl", [dict(sentence1="Rain fell.", sentence2="It was wet.")])
+    before = contents(a_copy.home)
+    said = a_copy.command("glue", "first", "--glue-dir", glue, "--submission")
+    (line,) = lines(said.err)
+    assert said.code == 2 and contents(a_copy.home) == before
+    for words in ("CoLA (test: 0 of 1,063 rows)", "RTE (test: 1 of 3,000 rows)", "WNLI (test: 0", "AX", "--tasks"):
+        assert words in line
+
+
+def test_submission_needs_all_tasks(official, monkeypatch):
+    found = load_glue(official, tests=True)
+    assert list(found) == list(TASKS) and len(missing_tests(found)) == len(ARCHIVE)
+    for file, (task, split, _) in list(ARCHIVE.items()):
+        monkeypatch.setitem(ARCHIVE, file, (task, split, 1))
+    assert missing_tests(found) == []
+
+
+def test_run_that_is_still_pretrained_is_not_scored(a_copy, glue):
+    for name in ("record.json", "pretraining.json"):
+        (a_copy.folder / name).unlink()
+    before = contents(a_copy.folder)
+    for more in ([], ["--glue-dir", glue]):
+        said = a_copy.command("glue", "first", *more)
+        (line,) = lines(said.err)
+        assert said.code == 2 and "not pretrained yet; finish it with `cram run`" in line
+    assert contents(a_copy.folder) == before
 
 
 def test_options_that_need_tasks(a_copy):
