@@ -125,7 +125,7 @@ class Pretrain:
         pocket = changed_recipe("pocket", self.set)
         folder = self.run_with(replace(pocket, name="auto")).folder
         if not (folder / "run.json").exists():
-            plan = planning.plan_for(self.budget, self.source, self.data_dir)
+            plan = planning.plan_for(self.budget, self.source, self.data_dir, changes=changes)
         elif (folder / "plan.json").exists():
             plan = planning.Plan.read(folder / "plan.json")
         else:
