@@ -631,9 +631,9 @@ class BenchData(Measure):
 
 @dataclass
 class BenchGlue(Measure):
-    """Measure fine-tuning of the recipe pocket, with our code and with the paper's. Prints
-    sequences a second, how long three seeds of the tasks take, and, on a CPU, where our time
-    goes."""
+    """Measure fine-tuning of the recipe pocket by its own protocol: in our way, and one task at a
+    time in float32, in batches of random order. Prints sequences a second, how long three seeds
+    of the tasks take, and, on a CPU, where our time goes."""
     glue_dir: GlueDir = None
     steps: int = 40          # Steps of each task in one turn.
     rounds: int = 3          # How often each implementation takes its turn.
@@ -645,7 +645,8 @@ class BenchGlue(Measure):
         tasks = tasks or chapters.probes.probe_tasks(corpus.probe_documents())
         tokenizer = str(corpus.folder / "tokenizer.json")
         self.show(chapters.bench.bench_glue(
-            recipe.architecture, tokenizer, tasks, self.steps, self.rounds))
+            recipe.architecture, tokenizer, tasks, self.steps, self.rounds,
+            protocol=recipe.protocol))
 
 # %% ../nbs/18_cli.ipynb #c79ac10e
 BENCHES = (

@@ -32,7 +32,9 @@ from .recipes import Recipe, change, diff, load_recipe
 from .records import RunRecord, environment, plan_line, record_key, report
 from .scores import ScoreTable
 from .stages import file_checksum
-from .training import Trainer, estimated_seconds, pretrain, should_compile
+from cramming_nb.training import (
+    Trainer, estimated_seconds, missed_snapshots, pretrain, should_compile,
+)
 
 # %% ../nbs/16_run.ipynb #d63c2678
 @dataclass(frozen=True)
@@ -230,6 +232,8 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     "Pretrain, or resume; the outcome is returned and kept in pretraining.json."
     path = run.folder / "pretraining.json"
     if path.exists():
+        if not run.group.rank and (line := missed_snapshots(run.folder, run.snapshots, 1.0)):
+            print(line)
         return json.loads(path.read_text())
     recipe, budget, hardware = run.recipe, Budget.parse(run.budget), hardware_of(run)
 
