@@ -232,6 +232,14 @@ def test_snapshot_that_comes_too_late_is_said(halfway, tiny, short, tmp_path):
     assert found == ["0.750", "0.7501"]
 
 
+def test_a_finished_run_says_which_snapshots_it_lacks(undisturbed, tiny, options, tmp_path):
+    shutil.copytree(undisturbed.parents[1] / "runs", tmp_path / "runs")
+    at = options.index("--set")
+    said = command(*options[:at], "--snapshots", "0.5", *options[at:], cwd=tmp_path, cache=tiny.cache)
+    assert said.code == 0 and "no snapshot at 0.5:" in said.out, said.err
+    assert not (tmp_path / "runs" / "run" / "snapshots").exists()
+
+
 def flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
