@@ -115,6 +115,7 @@ def test_record_is_of_all_processes_of_a_run_that_went_on_with_fewer(make, tmp_p
     assert found["devices"] == 4 and found["mfu"] == pytest.approx(8e9 / (4 * 2 + 1 * 2) / 1e9)
     assert (found["peak_memory"], found["peak_memory_total"]) == (900, 3600)
     assert found["padding"] == pytest.approx(10 / 50)
+    book_use(one, clock, resumed)  # the last save does so
     resumed.finished = True  # asked again by eight processes, which had no part in it
     assert outcome(make(size=8), budget, resumed, clock)["devices"] == 4
 
