@@ -319,7 +319,7 @@ class Glue(OnRun):
         glue = chapters.glue.load_glue(self.glue_dir, self.tasks, self.submission)
         if self.submission and not self.tasks:
             if missing := chapters.glue.missing_tests(glue):
-                raise UserError(f"--submission: the server would refuse it without the test rows of "
+                raise UserError("--submission: the server would refuse it without the test rows of "
                                 f"{', '.join(missing)}; add them to {self.glue_dir}, or name the "
                                 "tasks to answer with --tasks")
         return glue
@@ -791,7 +791,7 @@ def explained(error: OSError) -> str:
     return reason
 
 def reader_is_gone() -> bool:
-    "Whether nobody reads standard output any more; if so, nothing more is sent there."
+    "Whether the reader of standard output is gone; if so, nothing more is sent there."
     watch = select.poll()
     watch.register(sys.stdout.fileno(), 0)  # 0: only errors, such as the end of the reader
     if not watch.poll(0):
