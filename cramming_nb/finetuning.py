@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SMALL', 'IN_THIS_PROCESS', 'ENDED', 'ADDED_LATER', 'length_buckets', 'epoch_batches', 'all_batches', 'padded_length',
            'SequenceCache', 'TaskVocabulary', 'tokens_in', 'SparseOptimizer', 'FrugalDropout', 'use_frugal_dropout',
-           'load_encoder', 'finetuning_optimizer', 'FineTuner', 'finetune_task', 'finetuning_bytes', 'Workers',
-           'plan_workers', 'Jobs', 'start_worker', 'try_job', 'try_in_worker', 'try_in_turn', 'try_together',
-           'run_jobs', 'protocol_text', 'result_checksums', 'ResultFiles', 'evaluate']
+           'RecordedGradients', 'load_encoder', 'finetuning_optimizer', 'FineTuner', 'finetune_task',
+           'finetuning_bytes', 'Workers', 'plan_workers', 'Jobs', 'start_worker', 'try_job', 'try_in_worker',
+           'try_in_turn', 'try_together', 'run_jobs', 'protocol_text', 'result_checksums', 'ResultFiles', 'evaluate']
 
 # %% ../nbs/11b_fast_finetuning.ipynb #d0a13909
 import hashlib, json, math, multiprocessing, time
@@ -32,7 +32,7 @@ from cramming_nb.glue import (
     PAIR_VIEWS, Protocol, Targets, TaskData, Views, collate, encode, encoder_weights, for_task,
     full_batches, learning_rate, protocol_breaches, random_batches, row_lengths, score_predictions,
 )
-from .hardware import Device, Hardware, is_out_of_memory
+from .hardware import Device, Hardware, Recorder, is_out_of_memory
 from .optimizer import Optimizer, OptimizerConfig
 from .stages import exit_with_parent
 from .tokenizer import PAD
@@ -150,6 +150,36 @@ def use_frugal_dropout(model: nn.Module):
             if type(child) is nn.Dropout:
                 setattr(parent, name, FrugalDropout(child.p).train(child.training))
 
+# %% ../nbs/11b_fast_finetuning.ipynb #r1c0d003
+class RecordedGradients:
+    "The gradients of batches, by one recording for each shape of batch."
+    def __init__(self, weights: list[Tensor],  # the model's
+                 recorder: Recorder):
+        self.weights, self.recorder = weights, recorder
+        self.grads = [torch.zeros_like(w) for w in weights]  # where all recordings write
+        self.recordings = {}  # shape of the token ids -> (what it reads, a function to repeat it)
+
+    def run(self, backward: Callable, batch: tuple[Tensor, ...]):
+        "Give the weights their gradients by `backward(*batch)`, from a recording of it."
+        for weight, grad in zip(self.weights, self.grads):
+            weight.grad = grad
+        shape = batch[0].shape
+        if shape not in self.recordings:
+            self.recordings[shape] = self.record(backward, batch)
+        inputs, repeat = self.recordings[shape]
+        for own, new in zip(inputs, batch):
+            own.copy_(new)
+        repeat()
+
+    def record(self, backward: Callable, batch: tuple[Tensor, ...]) -> tuple[list, Callable]:
+        "Tensors of the shapes of a batch, and a function that does the backward pass of these."
+        inputs = [tensor.clone() for tensor in batch]
+        def work():
+            torch._foreach_zero_(self.grads)  # the backward pass adds to what is there
+            backward(*inputs)
+        return inputs, self.recorder.record(work)
+
+
 # %% ../nbs/11b_fast_finetuning.ipynb #62eb1bab
 def load_encoder(arch: Architecture, weights: dict | None, protocol: Protocol,
                  attention: str) -> Encoder:
@@ -183,6 +213,8 @@ class FineTuner:
         self.model = self.classifier(encoder, data).to(self.device.kind, hardware.dtype).train()
         self.optimizer = finetuning_optimizer(self.model, protocol, self.device.sparse_embedding)
         self.batches = all_batches(row_lengths(self.train_ids), protocol, seed)
+        recorder = self.device.recorder()
+        self.recordings = recorder and RecordedGradients(self.optimizer.weights, recorder)
 
     def encode(self, rows: list[tuple]) -> list[Views]:
         "The token ids of each row's views, as the protocol has them."
@@ -202,17 +234,32 @@ class FineTuner:
             use_frugal_dropout(model)
         return model
 
+    def collate(self, encoded: list[Views]) -> tuple[Tensor, Tensor]:
+        "Token ids and attention mask [B * views, S] of encoded rows, on the device."
+        length = padded_length(encoded, self.device, self.max_length)
+        return collate(encoded, self.device, length)
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        "Logits [B, num_labels] for token ids and their mask [B * views, S], in float32."
+        return self.model(self.row_of[tokens], attention_mask).float()
+
     def logits(self, encoded: list[Views]) -> Tensor:
         "Logits [B, num_labels] of encoded rows, in float32."
-        length = padded_length(encoded, self.device, self.max_length)
-        tokens, attention_mask = collate(encoded, self.device, length)
-        return self.model(self.row_of[tokens], attention_mask).float()
+        return self.forward(*self.collate(encoded))
+
+    def backward(self, tokens: Tensor, attention_mask: Tensor, targets: Tensor):
+        "The backward pass of a batch: token ids and mask [B * views, S], targets [B]."
+        loss = self.targets.loss(self.forward(tokens, attention_mask), targets)
+        self.optimizer.backward(loss)
 
     def step(self, batch: np.ndarray, t: float = 0.5):
         "Learn from a batch of row numbers when a fraction `t` of the steps is done."
-        logits = self.logits([self.train_ids[row] for row in batch])
-        targets = self.device.put(self.targets.values[batch])
-        self.optimizer.backward(self.targets.loss(logits, targets))
+        tensors = self.collate([self.train_ids[row] for row in batch])
+        tensors += (self.device.put(self.targets.values[batch]),)
+        if self.recordings:
+            self.recordings.run(self.backward, tensors)
+        else:
+            self.backward(*tensors)
         self.optimizer.accumulate()
         self.optimizer.step(learning_rate(self.protocol, t))
 

@@ -14,7 +14,7 @@ import torch
 from cramming_nb.budget import Budget
 from cramming_nb.checkpoint import Interrupted, load_checkpoint
 from cramming_nb.corpus import get_corpus
-from cramming_nb.finetuning import evaluate
+from cramming_nb.finetuning import FineTuner, evaluate
 from cramming_nb.hardware import (
     DEVICES,
     Device,
@@ -304,6 +304,28 @@ def test_memory_that_runs_out_halves_the_micro_batch(make_trainer, hardware, mon
 
 
 # Fine-tuning
+
+
+@only_gpu
+def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
+    trainer = make_trainer(on_gpu)
+    task = probe_tasks(list(trainer.corpus.probe_documents()), train=90, dev=16)["overlap"]
+    arch = replace(trainer.architecture, dropout=0.0)
+    protocol = replace(load_recipe("pocket").protocol, epochs=3, max_length=64)
+    weights, numbers = {}, {}
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(type(on_gpu.device), "recorder", lambda device: None)
+        tuner = FineTuner(arch, None, trainer.corpus.tokenizer, task, protocol, 0, on_gpu)
+        before = tuner.encoder_weights()
+        tuner.train()
+        weights[recorded] = tuner.encoder_weights()
+        numbers[recorded] = len(tuner.recordings.recordings) if recorded else 0
+    assert {len(batch) for batch in tuner.batches} == {16, 90 % 16}  # a short batch has recordings of its own
+    assert 2 <= numbers[True] <= len(tuner.batches)
+    for name, weight in weights[False].items():
+        moved = (weight - before[name]).norm()
+        assert (weights[True][name] - weight).norm() <= 0.02 * moved + 1e-6  # a GPU may add in any order
 
 
 def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_trainer, hardware, tmp_path, monkeypatch):
