@@ -43,6 +43,14 @@ def preferred(model, tokenizer, pairs: list[dict]) -> list[bool]:
     return [g > b for g, b in zip(good, bad, strict=True)]
 
 
+def paradigms_in(folder: Path, first: int) -> dict[str, list[dict]]:
+    """The first pairs of each paradigm in a folder, by the paradigm's name."""
+    return {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()[:first]]
+        for path in sorted(folder.glob("*.jsonl"))
+    }
+
+
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a .json file")
@@ -52,10 +60,9 @@ def main(argv: list[str] | None = None):
     a = parser.parse_args(argv)
     model, tokenizer = load_model(a.model)
     paradigms, terms = {}, defaultdict(list)
-    for path in tqdm(sorted(a.pairs.glob("*.jsonl")), "BLiMP", unit="paradigm"):
-        pairs = [json.loads(line) for line in path.read_text().splitlines()[: a.first]]
-        paradigms[path.stem] = mean(preferred(model, tokenizer, pairs))
-        terms[pairs[0]["linguistics_term"]].append(paradigms[path.stem])
+    for name, pairs in tqdm(paradigms_in(a.pairs, a.first).items(), "BLiMP", unit="paradigm"):
+        paradigms[name] = mean(preferred(model, tokenizer, pairs))
+        terms[pairs[0]["linguistics_term"]].append(paradigms[name])
     found = dict(
         mean=mean(paradigms.values()), terms={t: mean(v) for t, v in terms.items()}, paradigms=paradigms, first=a.first
     )

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from blimp import preferred
+from blimp import paradigms_in, preferred
 from tqdm import tqdm
 
 from cramming_nb.data import documents
@@ -74,10 +74,7 @@ def scores(folder: Path, sentences: dict[str, list[str]], pairs: Path | None, fi
         sums = [word_losses(model, tokenizer, sentence) for sentence in some]
         found["words"][kind] = round(sum(loss for loss, _ in sums) / sum(words for _, words in sums), 4)
     if pairs:
-        paradigms = [
-            [json.loads(line) for line in path.read_text().splitlines()[:first]] for path in sorted(pairs.glob("*.jsonl"))
-        ]
-        shares = [sum(preferred(model, tokenizer, some)) / len(some) for some in paradigms]
+        shares = [sum(preferred(model, tokenizer, some)) / len(some) for some in paradigms_in(pairs, first).values()]
         found["pairs"] = round(100 * sum(shares) / len(shares), 2)
     return found
 
