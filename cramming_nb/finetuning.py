@@ -157,16 +157,16 @@ class RecordedGradients:
                  recorder: Recorder):
         self.weights, self.recorder = weights, recorder
         self.grads = [torch.zeros_like(w) for w in weights]  # where all recordings write
-        self.recordings = {}  # shape of the token ids -> (what it reads, a function to repeat it)
+        self.by_shape = {}  # shape of the token ids -> (what it reads, a function to repeat it)
 
     def run(self, backward: Callable, batch: tuple[Tensor, ...]):
         "Give the weights their gradients by `backward(*batch)`, from a recording of it."
         for weight, grad in zip(self.weights, self.grads):
             weight.grad = grad
         shape = batch[0].shape
-        if shape not in self.recordings:
-            self.recordings[shape] = self.record(backward, batch)
-        inputs, repeat = self.recordings[shape]
+        if shape not in self.by_shape:
+            self.by_shape[shape] = self.record(backward, batch)
+        inputs, repeat = self.by_shape[shape]
         for own, new in zip(inputs, batch):
             own.copy_(new)
         repeat()

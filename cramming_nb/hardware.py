@@ -162,7 +162,8 @@ class Device:
 class Recorder:
     """Records work on an Nvidia GPU, to repeat it with a single call: a CUDA graph.
 
-    All recordings of one recorder share the memory of their intermediate results.
+    All recordings of one recorder share the memory of what they compute on the way. So only tensors
+    that were made before the recording may be read after the next one is repeated.
     """
     def __init__(self):
         self.memory = torch.cuda.graph_pool_handle()
@@ -170,12 +171,13 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """A function that repeats `work`, on the same tensors in the same places.
 
-        `work` is done three times on the way. It must not wait for the GPU.
+        `work` is called three times: twice as usual, and once to be recorded, when nothing is
+        computed. It must not wait for the GPU.
         """
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # a queue of its own, as recording needs one
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries prepare themselves in their first call
-            for _ in range(2):
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries prepare themselves in their first call
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

@@ -320,12 +320,24 @@ def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
         before = tuner.encoder_weights()
         tuner.train()
         weights[recorded] = tuner.encoder_weights()
-        numbers[recorded] = len(tuner.recordings.recordings) if recorded else 0
+        numbers[recorded] = len(tuner.recordings.by_shape) if recorded else 0
     assert {len(batch) for batch in tuner.batches} == {16, 90 % 16}  # a short batch has recordings of its own
     assert 2 <= numbers[True] <= len(tuner.batches)
     for name, weight in weights[False].items():
         moved = (weight - before[name]).norm()
         assert (weights[True][name] - weight).norm() <= 0.02 * moved + 1e-6  # a GPU may add in any order
+
+
+@only_gpu
+def test_a_recording_draws_new_random_numbers_each_time(on_gpu):
+    ones, dropped = torch.ones(10_000, device="cuda"), torch.zeros(10_000, device="cuda")
+    repeat = on_gpu.device.recorder().record(lambda: dropped.copy_(torch.nn.functional.dropout(ones, 0.5)))
+    kept = []
+    for _ in range(3):
+        repeat()
+        kept.append(dropped.clone())
+    assert not kept[0].equal(kept[1]) and not kept[1].equal(kept[2])
+    assert all(0.45 < float((some == 0).float().mean()) < 0.55 for some in kept)
 
 
 def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_trainer, hardware, tmp_path, monkeypatch):
