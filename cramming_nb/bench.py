@@ -747,6 +747,7 @@ def tuning_steps(
         arch, None, Tokenizer.from_file(tokenizer), task, protocol, 0, hardware)
     batches = tuner.batches
     if not bucketed:
+        tuner.recordings = None
         count = math.ceil(len(task.train) / protocol.batch_size)
         batches = np.array_split(rng.permutation(len(task.train)), count) * protocol.epochs
     chosen = [batches[i] for i in rng.permutation(len(batches))[:steps]]

@@ -8,7 +8,7 @@ __all__ = ['DTYPES', 'DEVICES', 'OUT_OF_MEMORY', 'Counter', 'processor_name', 'b
            'is_out_of_memory', 'rapl_counters', 'nvml_handle', 'nvml_counters', 'nvml_facts', 'EnergyMeter']
 
 # %% ../nbs/04_hardware.ipynb #1bf241f1
-import ctypes, math, os, platform, re, resource, shutil, sys, time
+import ctypes, gc, math, os, platform, re, resource, shutil, sys, time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -166,22 +166,25 @@ class Recorder:
     that were made before the recording may be read after the next one is repeated.
     """
     def __init__(self):
+        gc.collect()  # a recording that is thrown away while another is made would spoil that one
         self.memory = torch.cuda.graph_pool_handle()
+        self.queue = torch.cuda.Stream()  # recording needs a queue of its own
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """A function that repeats `work`, on the same tensors in the same places.
 
         `work` is called three times: twice as usual, and once to be recorded, when nothing is
-        computed. It must not wait for the GPU.
+        computed. It must not wait for the GPU. The state of the random numbers stays as it is.
         """
-        side = torch.cuda.Stream()  # a queue of its own, as recording needs one
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        random_state = torch.cuda.get_rng_state()
+        self.queue.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.queue):
             for _ in range(2):  # libraries prepare themselves in their first call
                 work()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.queue)
+        torch.cuda.set_rng_state(random_state)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with torch.cuda.graph(graph, pool=self.memory, stream=self.queue):
             work()
         return graph.replay
 

@@ -57,7 +57,8 @@ def scores_of_trial(run: Run, trial: str, glue: str, out: Path) -> list[dict]:
     rows = []
     for result in results:
         column, score = next(iter(result["scores"].items()))
-        rows.append(dict(run=run.folder.name, trial=trial, task=column, score=round(100 * score, 2)))
+        about = dict(run=run.folder.name, trial=trial, task=column)
+        rows.append(about | dict(score=round(100 * score, 2), seconds=round(result["seconds"])))
     return rows
 
 

@@ -311,7 +311,7 @@ def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
     trainer = make_trainer(on_gpu)
     task = probe_tasks(list(trainer.corpus.probe_documents()), train=90, dev=16)["overlap"]
     arch = replace(trainer.architecture, dropout=0.0)
-    protocol = replace(load_recipe("pocket").protocol, epochs=3, max_length=64)
+    protocol = replace(load_recipe("pocket").protocol, epochs=8, max_length=64)
     weights, numbers = {}, {}
     for recorded in (True, False):
         if not recorded:
@@ -321,8 +321,8 @@ def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
         tuner.train()
         weights[recorded] = tuner.encoder_weights()
         numbers[recorded] = len(tuner.recordings.by_shape) if recorded else 0
-    assert {len(batch) for batch in tuner.batches} == {16, 90 % 16}  # a short batch has recordings of its own
-    assert 2 <= numbers[True] <= len(tuner.batches)
+    assert {len(batch) for batch in tuner.batches} == {16, 90 % 16}  # each epoch ends with a short batch
+    assert 1 <= numbers[True] < len(tuner.batches) / 4
     for name, weight in weights[False].items():
         moved = (weight - before[name]).norm()
         assert (weights[True][name] - weight).norm() <= 0.02 * moved + 1e-6  # a GPU may add in any order
@@ -331,7 +331,9 @@ def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
 @only_gpu
 def test_a_recording_draws_new_random_numbers_each_time(on_gpu):
     ones, dropped = torch.ones(10_000, device="cuda"), torch.zeros(10_000, device="cuda")
+    state = torch.cuda.get_rng_state()
     repeat = on_gpu.device.recorder().record(lambda: dropped.copy_(torch.nn.functional.dropout(ones, 0.5)))
+    assert torch.cuda.get_rng_state().equal(state)
     kept = []
     for _ in range(3):
         repeat()
