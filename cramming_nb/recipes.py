@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXPECTED', 'PLAIN_TEXT', 'BERT_LIKE', 'BERT_BASE', 'BERT_BASE_ALL_LOGITS', 'BERNOULLI', 'EXACT', 'REFERENCE_BERT',
-           'BERT_RECIPES', 'CRAMMED_RECIPES', 'OURS', 'POCKET', 'RECIPES', 'Recipe', 'check_masking', 'flat', 'convert',
-           'unknown_field', 'change', 'field_help', 'read_fields', 'load_recipe', 'diff']
+           'BERT_RECIPES', 'CRAMMED_RECIPES', 'OURS', 'POCKET', 'SPRINT', 'RECIPES', 'Recipe', 'check_masking', 'flat',
+           'convert', 'unknown_field', 'change', 'field_help', 'read_fields', 'load_recipe', 'diff']
 
 # %% ../nbs/12_recipes.ipynb #20ded67f
 import difflib, json, typing
@@ -289,4 +289,16 @@ POCKET = change(OURS, name="pocket", changes={
     "protocol.pairs": "apart",
 })
 
-RECIPES = {recipe.name: recipe for recipe in [POCKET, *BERT_RECIPES, *CRAMMED_RECIPES, OURS]}
+# Ours for minutes of a GPU, at the paper's size.
+SPRINT = change(OURS, name="sprint", changes={
+    "schedule.batch_size": 512,
+    "schedule.batch_ramp": 0,
+    "training.compile": "always",
+    "training.heldout_rows": 1024,
+    "protocol.batch_size": 32,
+    "protocol.lr": 1e-4,
+    "protocol.pairs": "apart",
+})
+
+RECIPES = {recipe.name: recipe
+           for recipe in [POCKET, *BERT_RECIPES, *CRAMMED_RECIPES, OURS, SPRINT]}

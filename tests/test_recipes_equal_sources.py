@@ -6,13 +6,17 @@ Last1.13release; P1 = arXiv:2212.14034v1; G = a guess of ours; here = ours, wher
 thing. A value that a recipe cannot express stands in the comment beside the recipe.
 """
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 
 from cramming_nb.architecture import MaskedLM, num_parameters
 from cramming_nb.recipes import RECIPES, Recipe, diff, flat
 
-OURS = {"pocket", "crammed-nb"}
+OURS = {"pocket", "crammed-nb", "sprint"}
 
 PLAIN_TEXT = {
     "corpus.tokenizer": ("wordpiece", "D 3, P1 4.1"),
@@ -253,6 +257,12 @@ PARAMETERS = {  # of the masked language model, in millions
 
 def test_every_recipe_has_its_table_or_is_ours():
     assert set(RECIPES) == set(PUBLISHED) | OURS
+
+
+def test_sprint_is_what_was_run_on_a_gpu():
+    path = Path(__file__).parents[1] / "records" / "gpu" / "crammed-nb_batch_512_all_text-330s-0.json"
+    measured = json.loads(path.read_text())["recipe"] | {"name": "sprint"}
+    assert yaml.safe_load(RECIPES["sprint"].to_yaml()) == measured
 
 
 @pytest.mark.parametrize("name, field", CELLS, ids=lambda x: x)
