@@ -53,7 +53,8 @@ SMALL = Architecture(
 POST = dict(norm_placement="post", final_norm=False)
 FOURIER = dict(token_mixing="fourier")
 ALL_LOGITS = dict(sparse_prediction=False, sparse_head=False)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 NUMBERS = dict(
     vocab_size=80,

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import on_gpu
 import pytest
+import torch
 from conftest import Killable, work_briefly
 
 from cramming_nb import bench, hardware
+from cramming_nb.budget import UserError
 from cramming_nb.hardware import Device
 from cramming_nb.records import RunRecord
 from cramming_nb.training import read_log
@@ -36,7 +38,7 @@ def bare(tmp_path) -> dict[str, str]:
 def options(tiny, home: Path, *more, budget: str = "5s") -> list[str]:
     """A command line for the tiny text and recipe."""
     given = [home / "out", "--text", tiny.text, "--work", home / "work", "--recipes", tiny.recipe, "--budget", budget]
-    return [str(x) for x in (*given, "--compile", "never", *more)]
+    return [str(x) for x in (*given, "--compile", "never", "--without-gpu", *more)]
 
 
 def results(home: Path) -> dict:
@@ -180,6 +182,46 @@ def test_a_part_that_fails_is_named_and_the_rest_is_tried(tiny, tmp_path, call):
     assert call(*given) == 1
     status = results(tmp_path)["status"]
     assert status["text"].startswith("failed with exit code") and "tests" in status
+
+
+def test_tests_that_failed_stay_failed_and_those_that_were_stopped_are_run_again(tiny, tmp_path, call, monkeypatch):
+    given = options(tiny, tmp_path, "--skip", "bench", "--recipes")
+    codes = iter((on_gpu.STOPPED, 1))
+    monkeypatch.setattr(on_gpu.Day, "start", lambda day, part: on_gpu.write(on_gpu.part_file(day.a, part), {}) or 0)
+    monkeypatch.setattr(on_gpu.Day, "wait", lambda day, process: next(codes))
+    monkeypatch.setattr(on_gpu.subprocess, "Popen", lambda *_, **__: None)
+    for code, state in ((0, "stopped and saved"), (1, "failed with exit code 1"), (1, "failed before")):
+        assert call(*given) == code
+        assert results(tmp_path)["status"]["tests"].startswith(state)
+
+
+def test_the_bench_takes_fewer_rows_where_memory_runs_out(monkeypatch):
+    tried = []
+
+    def bench_train(size, rounds, rows, progress):
+        tried.append(rows)
+        if rows > 64:
+            raise UserError("reference: out of memory: tried to allocate 20 GB")
+        return json.loads((ROOT / "records" / "bench" / "train-small.json").read_text())
+
+    monkeypatch.setattr(bench, "bench_train", bench_train)
+    on_gpu.bench(SimpleNamespace(size="full", rounds=1, rows=256))
+    assert tried == [256, 128, 64]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_is_told_so(tiny, tmp_path):
+    given = options(tiny, tmp_path)
+    given.remove("--without-gpu")
+    done = subprocess.run([sys.executable, ROOT / "tests" / "on_gpu.py", *given], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("PyTorch finds no GPU")
+
+
+def test_large_batches_are_cut_for_minutes(tmp_path):
+    given = on_gpu.arguments([str(tmp_path), "--text", "text.txt"])
+    for recipe in given.recipes:
+        schedule = on_gpu.run_of(given, recipe).recipe.schedule
+        assert (schedule.batch_size, schedule.batch_ramp) == (512, 0)
 
 
 def test_missing_packages_are_named(tiny, tmp_path, call, monkeypatch, capsys):
