@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['chapters', 'RecipeName', 'RunRecipe', 'Source', 'Changes', 'DataDir', 'GlueDir', 'Seeds', 'RunFolder', 'Budget',
-           'RunName', 'Snapshots', 'PlanBudget', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile', 'ExportFolder',
-           'HubName', 'Texts', 'LabelFile', 'TextColumns', 'LabelColumn', 'LabelKind', 'ClassifierName', 'Action',
-           'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine', 'DESCRIPTION',
-           'COMMANDS', 'NO_ROOM', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll', 'PlanSizes',
-           'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes', 'Measure',
-           'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse',
+           'RunName', 'Snapshots', 'PlanBudget', 'SearchedTasks', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile',
+           'ExportFolder', 'HubName', 'Texts', 'LabelFile', 'TextColumns', 'LabelColumn', 'LabelKind', 'ClassifierName',
+           'Action', 'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine',
+           'DESCRIPTION', 'COMMANDS', 'NO_ROOM', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll',
+           'PlanSizes', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes',
+           'Measure', 'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse',
            'end_by_signal', 'report_error', 'explained', 'reader_is_gone', 'main']
 
 # %% ../nbs/18_cli.ipynb #fbc4e3e1
@@ -202,6 +202,11 @@ class PlanSizes:
         print(f"\n{plan.line()}")
 
 # %% ../nbs/18_cli.ipynb #70e7bbe2
+SearchedTasks = Annotated[str | None, arg(
+    metavar="FOLDER", help_behavior_hint="(default: none)", help=(
+    "GLUE tasks whose development sentences are searched in the text, as `cram run` does with "
+    "the same --glue-dir."))]
+
 @dataclass
 class Data:
     "Build a corpus: a tokenizer and the training sequences, made from a text."
@@ -209,13 +214,16 @@ class Data:
     recipe: RecipeName = "pocket"
     source: Source = "machine"
     data_dir: DataDir = None
+    glue_dir: SearchedTasks = None
     engine: Literal["local", "ray"] = "local"  # Where to work: this machine's cores, or Ray.
     set: Changes = ()
 
     def main(self):
         config = changed_recipe(self.recipe, self.set).corpus
+        tasks = chapters.glue.load_glue(self.glue_dir) if self.glue_dir else {}
         corpus = chapters.corpus.get_corpus(
-            self.source, config, self.data_dir, engine=self.engine)
+            self.source, config, self.data_dir, engine=self.engine,
+            avoid=chapters.run.dev_sentences(tasks))
         count, length = corpus.rows.shape
         unigram = corpus.manifest["unigram_entropy"]
         print(corpus._repr_markdown_())

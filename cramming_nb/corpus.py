@@ -730,8 +730,7 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
         config = replace(config, filter_threshold=0, dedup=0, filter_tokenizer="")
     root, avoid = Path(data_dir or cache_dir()), sorted(set(avoid))
     if config.decontaminate and (tokenizer or not avoid):
-        raise UserError("corpus.decontaminate: nothing to compare; it is for text, in `cram run` "
-                        "with --glue-dir")
+        raise UserError("corpus.decontaminate: nothing to compare; it is for text, with --glue-dir")
     folder = root / f"corpus-{corpus_key(identity, config, avoid)}"
     if not read_manifest(folder):
         if isinstance(engine, str) and engine not in ENGINES:

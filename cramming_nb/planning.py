@@ -190,12 +190,16 @@ POWERS = (1, 1.5, 2, 3, 4)  # those tried for p
 # times that of the best one. This is an F-test: for k fitted numbers and n runs, the true law has
 # a squared miss of up to 1 + F k / (n - k) times the smallest, where F is the quantile of the F
 # distribution with k and n - k degrees of freedom. Here k = 6, n = 15; the quantile is that of
-# 68 %, one standard deviation, since `prediction_error` multiplies by 1.96.
+# 68 %, since `prediction_error` multiplies by 1.96.
 SIMILAR = 1.4
 
-def similar_laws() -> list[ScalingLaw]:
-    "Laws of all `POWERS` that describe the measured runs about as well as the best one."
-    fits = {power: fit_grid(*usable_runs(), power) for power in POWERS}
+def similar_laws(runs: Sequence[np.ndarray] | None = None) -> list[ScalingLaw]:
+    """Laws of all `POWERS` that describe some runs about as well as the best one.
+
+    `runs` are the arrays of `usable_runs`, which are the default.
+    """
+    runs = usable_runs() if runs is None else runs
+    fits = {power: fit_grid(*runs, power) for power in POWERS}
     best = min(miss.min() for _, miss in fits.values())
     laws = []
     for power, (numbers, miss) in fits.items():

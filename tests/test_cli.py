@@ -159,6 +159,19 @@ def test_change_that_would_do_nothing_is_refused(change, words, tiny, tmp_path):
     assert result.code == 2 and words in lines(result.err)[0]
 
 
+def test_a_text_is_searched_for_sentences_of_tasks_once(tiny, glue, tmp_path):
+    cache, given = tmp_path / "cache", [*tiny.options()[:3], "--glue-dir", glue]
+    built = command("data", "build", *given, cwd=tmp_path, cache=cache)
+    assert built.code == 0, built.err
+    (folder,) = cache.glob("corpus-*")
+    assert json.loads((folder / "manifest.json").read_text())["overlap"]["sentences"] > 0
+    run = command("pretrain", *tiny.options("2step"), "--name", "searched", cwd=tmp_path, cache=cache)
+    assert run.code == 0 and len([*cache.glob("corpus-*")]) == 2  # without the tasks it is another corpus
+    argv = ["run", *tiny.options("2step"), "--glue-dir", glue, "--finetune-seeds", "0", "--name", "same"]
+    assert command(*argv, cwd=tmp_path, cache=cache).code == 0
+    assert len([*cache.glob("corpus-*")]) == 2
+
+
 def test_options_set_what_they_say(tiny, tmp_path):
     for words, mistake in {
         "--set corpus.normalizer=unicode schedule.batch_size=16 optimizer.lr=1e-2": None,
