@@ -264,7 +264,7 @@ ORDERS = {f.__name__: f for f in (random, sentence_length, unigram, reverse_unig
 
 # %% ../nbs/03_corpus.ipynb #bf229a47
 def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
-    """Loss on held-out tokens, in nats, of the best predictor that sees no context.
+    """Loss on held-out tokens, in nats, of a predictor that knows only the frequencies of tokens.
 
     `train` and `heldout` are counts of tokens, [vocabulary]; special tokens are left out.
     """
