@@ -7,7 +7,7 @@ __all__ = ['NOT_STDLIB', 'TOKENS', 'READERS', 'LONG_FILE', 'SHORTEST', 'LONGEST'
            'CONTROL', 'BATCH', 'docstrings', 'normalized_name', 'dependencies', 'package_files', 'stdlib_files',
            'cache_dir', 'read_docstrings', 'docstrings_file', 'read_packages', 'machine_modules', 'machine_packages',
            'machine_documents', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet', 'file_suffix',
-           'file_format', 'folder_files', 'source_files', 'is_document', 'file_document', 'first_line',
+           'file_format', 'folder_files', 'source_files', 'is_document', 'given_id', 'file_document', 'first_line',
            'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long', 'hub_spec', 'remote_revision',
            'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer', 'is_path', 'single_sources',
            'full_source', 'long_files', 'file_groups', 'source_parts', 'documents', 'single_identity', 'source_notes',
@@ -254,6 +254,11 @@ def is_document(row: object, column: str) -> bool:
         return isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)
     return isinstance(value, str)
 
+def given_id(row: dict, otherwise: object) -> str:
+    "A row's own id, which may be 0; or another, if it has none or an empty one."
+    own = row.get("id")
+    return str(otherwise if own is None or own == "" else own)
+
 def file_document(row: object, path: str, number: int, column: str) -> dict:
     "The document in row `number` of a file; the file's name replaces a missing id or source."
     if not is_document(row, column):
@@ -261,7 +266,7 @@ def file_document(row: object, path: str, number: int, column: str) -> dict:
         problem = f"no text in column {column!r} of row {number + 1} (columns: {columns})"
         raise UserError(f"{path}: {problem}; name it as files:GLOB#COLUMN")
     name = Path(path).name
-    return dict(text=row[column], id=str(row.get("id") or f"{name}-{number}"),
+    return dict(text=row[column], id=given_id(row, f"{name}-{number}"),
                 source=str(row.get("source") or name.split(".")[0]))
 
 def first_line(error: Exception) -> str:
@@ -381,7 +386,7 @@ def hub_documents(spec: str, column: str = "text") -> Iterator[dict]:
         if not is_document(row, column):
             problem = f"no text column {column!r} (columns: {', '.join(row)})"
             raise UserError(f"hub:{spec}: {problem}; name it as #COLUMN")
-        yield dict(text=row[column], id=str(row.get("id", number)),
+        yield dict(text=row[column], id=given_id(row, number),
                    source=str(row.get("source") or name))
 
 # %% ../nbs/01_data.ipynb #b2c8bddf

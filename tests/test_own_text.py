@@ -64,3 +64,11 @@ def test_each_tokenizer_may_be_smaller(tiny, tmp_path):
         size = corpus.tokenizer.get_vocab_size()
         assert 100 < size < 9000 and corpus.manifest["config"]["vocab_size"] == size
         assert corpus.rows[:].max() < size
+
+
+def test_a_row_keeps_its_id_even_if_it_is_zero(tmp_path):
+    rows = [dict(text="one", id=0), dict(text="two", id="x"), dict(text="three"), dict(text="four", id=None)]
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [document["id"] for document in documents(f"files:{path}")]
+    assert found == ["0", "x", "some.jsonl-2", "some.jsonl-3"]
