@@ -153,7 +153,7 @@ def use_frugal_dropout(model: nn.Module):
                 setattr(parent, name, FrugalDropout(child.p).train(child.training))
 
 # %% ../nbs/11b_fast_finetuning.ipynb #r1c0d003
-RARE = 3  # as often, a shape of batch may come before it is recorded
+RARE = 3  # a shape of batch is recorded when it comes more often than this
 
 class RecordedGradients:
     "The gradients of batches, by one recording for each shape of batch that is not rare."
