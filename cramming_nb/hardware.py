@@ -158,7 +158,7 @@ class Device:
     def __hash__(self) -> int:
         return hash(type(self))
 
-# %% ../nbs/04_hardware.ipynb #e1ee9752
+# %% ../nbs/04_hardware.ipynb #c0da0002
 class Recorder:
     """Records work on an Nvidia GPU, to repeat it with a single call: a CUDA graph.
 
@@ -188,6 +188,7 @@ class Recorder:
             work()
         return graph.replay
 
+# %% ../nbs/04_hardware.ipynb #e1ee9752
 class CUDA(Device):
     "An Nvidia GPU: the one that this process has selected."
     kind, attention, backend = "cuda", "sdpa", "nccl"

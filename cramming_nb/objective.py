@@ -55,7 +55,7 @@ def num_predicted(config: ObjectiveConfig, length: int) -> int:
     """The number of positions of a sequence that are reserved for predictions, `k`.
 
     Exact masking predicts exactly `k`. Bernoulli masking predicts as many as chance decides, at
-    most `k`; in about one of ten thousand sequences or fewer, at usual rates, this limit cuts some off.
+    most `k`. At usual rates this limit cuts some off in one of ten thousand sequences or fewer.
     """
     mean = config.mlm_probability * length
     if config.exact:
