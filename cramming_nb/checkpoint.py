@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path,                # of all checkpoints of a run
                     state: dict,                 # everything small, as JSON
                     keep: int = 2,               # how many checkpoints stay
                     ) -> Path:
-    "Save a checkpoint atomically as `folder/step-…`, and remove all but the last `keep` up to it."
+    "Save a checkpoint atomically as `folder/step-…`, and remove all but those of the last `keep` steps."
     remove_partial(folder)
     final = folder / f"step-{step:08d}"
     while final.exists():  # never remove one to make room for its successor
@@ -58,7 +58,8 @@ def save_checkpoint(folder: Path,                # of all checkpoints of a run
     sync(folder)
     checkpoints = sorted(folder.glob("step-*"))
     up_to_this = checkpoints[:checkpoints.index(final) + 1]
-    for path in set(checkpoints) - set(up_to_this[-keep:]):
+    newest = {path.name.rstrip("+"): path for path in up_to_this}  # of each step
+    for path in set(checkpoints) - set(list(newest.values())[-keep:]):
         shutil.rmtree(path)
     return final
 
@@ -142,7 +143,8 @@ class CheckpointWriter:
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self.buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape:
+        if (buffer is None or buffer.shape != tensor.shape
+                or buffer.dtype != tensor.dtype):
             buffer = torch.empty_like(tensor, device="cpu")
         return buffer.copy_(tensor.detach())
 

@@ -217,6 +217,9 @@ def stock_architecture(config: dict) -> Architecture:
             dropout=config["hidden_dropout_prob"],
             pooling="first",
         )
+        for field, ours in (("is_decoder", False), ("position_embedding_type", "absolute")):
+            if config.get(field, ours) != ours:
+                raise ValueError(f"{field} of this BERT is {config[field]}; ours is {ours}")
     else:
         function = config["hidden_activation"]
         own = dict(
@@ -229,6 +232,8 @@ def stock_architecture(config: dict) -> Architecture:
             dropout=config["embedding_dropout"],
             pooling="mean" if config["classifier_pooling"] == "mean" else "first",
         )
+    if not config.get("tie_word_embeddings", True):
+        raise ValueError("its decoder has weights of its own; ours are those of the embedding")
     arch = Architecture(
         **STOCK[kind] | own,
         vocab_size=config["vocab_size"],
@@ -552,15 +557,17 @@ HEADS = {  # the end of a class's name -> the task of its pipeline
 }
 
 def exported_head(folder: Path) -> tuple[str, bool]:
-    "The task of the model in a folder, and whether a classifier of ours is in it."
+    "The task of the model in a folder, and whether `write_classifier` wrote it."
     path = Path(folder) / "config.json"
     try:
-        name = json.loads(path.read_text())["architectures"][0]
+        config = json.loads(path.read_text())
+        name = config["architectures"][0]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise UserError(f"{path} names no model class; export the model again") from None
     for ending, task in HEADS.items():
         if name.endswith(ending):
-            return task, name == "CrammingForSequenceClassification"
+            ours = name == "CrammingForSequenceClassification" and "sentence_pairs" in config
+            return task, ours
     raise UserError(f"{path}: there is no pipeline for a {name}; load it with `from_pretrained`")
 
 def pipeline_answers(folder: Path, task: str,

@@ -54,7 +54,7 @@ class Sampler:
 
 # %% ../nbs/11a_probes.ipynb #6ba6422f
 def order(sampler: Sampler) -> tuple:
-    "One sentence, its inner words shuffled (1) or not (0)."
+    "One sentence, its inner words in random order (1) or as written (0)."
     text, number = sampler.draw()
     words, label = text[number].split(), int(sampler.rng.integers(2))
     if label:
@@ -86,7 +86,7 @@ def relation(sampler: Sampler) -> tuple:
 
 # %% ../nbs/11a_probes.ipynb #824ee68a
 def overlap(sampler: Sampler) -> tuple:
-    "A sentence and an edited copy, from 5 (the same) to 0 (nothing left)."
+    "A sentence and an edited copy; each word is kept with probability label/5, from 0 to 5."
     text, number = sampler.draw()
     kept = int(sampler.rng.integers(6))
     words = text[number].split()
@@ -115,7 +115,7 @@ def probe_tasks(docs: list[dict], train: int = 1000, dev: int = 500,
         raise UserError(f"{len(docs)} probe documents have three sentences or more; probe tasks "
                         "need 8: set more of the text aside for them with --set corpus.probe=0.2, "
                         "or give more text, or --glue-dir, or leave fine-tuning out with "
-                        "--finetune-seeds 0")
+                        "--finetune-seeds 0 (text without blanks between words has no probes)")
     for_train = [doc for number, doc in enumerate(docs) if number % 4]
     for_dev = docs[::4]
     in_both = {doc["source"] for doc in for_train} & {doc["source"] for doc in for_dev}

@@ -263,7 +263,7 @@ CRAMMED_RECIPES = [
 ]
 
 # %% ../nbs/12_recipes.ipynb #b2692c0c
-# The final version with what the search has found useful.
+# The final version with four changes of ours.
 OURS = Recipe(
     "crammed-nb",
     corpus=CorpusConfig(order="random"),

@@ -240,9 +240,9 @@ def plot_shares(record: RunRecord, ax: plt.Axes | None = None) -> plt.Axes:
 
 # %% ../nbs/13_records.ipynb #0a4e804d
 def plain(text: object) -> str:
-    "A text with everything escaped that Markdown or HTML would interpret."
+    "A text on one line, with the characters escaped that would make HTML, links, emphasis or math."
     line = html.escape(" ".join(str(text).split()), quote=False)
-    return re.sub(r"([\\`*|~\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", line)
+    return re.sub(r"([\\`*|~$\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", line)
 
 @dataclass
 class Table:
@@ -252,7 +252,7 @@ class Table:
 
     def numeric(self) -> list[bool]:
         "Which columns hold numbers."
-        number = re.compile(r"[-+−]?[\d.,]+%?( \(.*\))?|–")
+        number = re.compile(r"[-+−]?[\d.,]+(e[-+]?\d+)?%?( \(.*\))?|–")
         return [all(number.fullmatch(str(cell)) for cell in column) for column in zip(*self.rows)]
 
     def html_row(self, cells: tuple, tag: str) -> str:
@@ -531,8 +531,8 @@ def plan_line(record: RunRecord) -> str:
 
 def about_loss(records: list[RunRecord]) -> tuple:
     "The section on held-out losses."
-    sentence = ("A loss at the dashed line needs only word counts; a loss below it comes from "
-                "using the words around the mask.")
+    sentence = ("A loss at the dashed line needs only word counts; a loss far below it comes "
+                "from using the words around the mask.")
     validated = {(str(r.corpus["files"].get("heldout")),
                   r.recipe.get("training", {}).get("heldout_rows")) for r in records}
     if len(validated) > 1:

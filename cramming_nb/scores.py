@@ -62,7 +62,7 @@ LINE_NAMES = dict(  # what tables call them
 )
 
 def deviations(results: list[dict]) -> list[str]:
-    "Tasks with other numbers of rows than the official ones, and fine-tunings that failed."
+    "Tasks with other numbers of rows than the official ones, and the notes of fine-tunings."
     remarks = []
     last_of = {result["task"]: result for result in results if result.get("task") in TASKS}
     for name, result in last_of.items():

@@ -19,7 +19,15 @@ from tokenizers import Tokenizer
 import cramming_nb.hf
 from cramming_nb.architecture import Architecture, MaskedLM
 from cramming_nb.budget import UserError
-from cramming_nb.export import fill_mask, load_model, model_card, stock_class, write_model
+from cramming_nb.export import (
+    exported_head,
+    fill_mask,
+    load_model,
+    model_card,
+    pipeline_answers,
+    stock_class,
+    write_model,
+)
 from cramming_nb.records import RunRecord
 from cramming_nb.tokenizer import MASK, train_tokenizer
 
@@ -172,6 +180,27 @@ def test_model_that_transformers_saved_is_read(kind, exported, tokenizer, tmp_pa
     assert gap[mask].abs().max() < 1e-4
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     assert {weight.dtype for weight in load_model(tmp_path)[0].parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("other", [dict(tie_word_embeddings=False), dict(is_decoder=True)], ids=["untied", "decoder"])
+def test_bert_that_computes_something_else_is_refused(other, exported, tokenizer, tmp_path):
+    config = transformers.AutoConfig.from_pretrained(exported("bert"), **other)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="no exported model"):
+        load_model(tmp_path)
+
+
+def test_classifier_that_transformers_saved_is_read_by_its_pipeline(exported, tokenizer, tmp_path):
+    """Its class has the name of ours, but its configuration does not say how ours would read it."""
+    folder, read = exported("crammed"), transformers.AutoModelForSequenceClassification
+    read.from_pretrained(folder, num_labels=2).save_pretrained(tmp_path)
+    for path in folder.glob("*tokenizer*"):
+        shutil.copy(path, tmp_path)
+    task, is_ours = exported_head(tmp_path)
+    assert (task, is_ours) == ("text-classification", False)
+    (answer,) = pipeline_answers(tmp_path, task, ["the old garden"])
+    assert {label for label, _ in answer} == {"LABEL_0", "LABEL_1"}
 
 
 def test_configuration_of_ours_goes_round(exported, tmp_path):

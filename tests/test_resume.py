@@ -15,7 +15,7 @@ import torch
 from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
 
-from cramming_nb.checkpoint import load_checkpoint, save_checkpoint, watch_signals
+from cramming_nb.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint, watch_signals
 from cramming_nb.training import Trainer, read_log
 
 TOKENS = 20_000
@@ -267,6 +267,27 @@ def test_damaged_checkpoint_is_skipped_for_the_one_before(what, halfway, tiny, s
     assert said.code == 0, said.err
     assert "skipped for the one before" in said.out + said.err
     assert learned(folder) == learned(whole)
+
+
+def test_damaged_checkpoint_counts_for_nothing_when_its_step_is_saved_again(tmp_path):
+    def save(step: int):
+        save_checkpoint(tmp_path, step, {"weight": torch.full((3,), float(step))}, dict(step=step))
+
+    for step in (100, 200):
+        save(step)
+    (tmp_path / "step-00000200" / "tensors.safetensors").write_bytes(b"damaged")
+    save(200)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000200+"]
+    (tmp_path / "step-00000200+" / "tensors.safetensors").write_bytes(b"damaged, too")
+    assert load_checkpoint(tmp_path)[1] == dict(step=100)
+
+
+def test_saving_in_the_background_keeps_the_type_of_numbers(tmp_path):
+    writer = CheckpointWriter(tmp_path)
+    for step, numbers in enumerate((torch.tensor([1, 2, 3]), torch.tensor([1.5, 2.5, 3.5]))):
+        writer.save(step, {"numbers": numbers}, dict(step=step))
+        writer.wait()
+        assert torch.equal(load_checkpoint(tmp_path)[0]["numbers"], numbers)
 
 
 def test_what_a_killed_save_left_is_cleared(halfway, tiny, short, whole, tmp_path):
