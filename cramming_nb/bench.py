@@ -43,7 +43,7 @@ from cramming_nb.hardware import (
 from .recipes import Recipe, flat
 from .records import environment, names_of
 from .schedule import ScheduleConfig
-from .stages import Local
+from .stages import Local, usable_cores
 from .tokenizer import SEP, paper_normalizer, wordpiece
 from .training import Trainer, TrainingConfig
 
@@ -364,7 +364,7 @@ def transformers_work(
         order = torch.rand(ids.shape, device=ids.device).argsort(1)
         positions = order[:, :arch.max_length // 4]
         masked, labels = ids.scatter(1, positions, 4), ids.gather(1, positions)
-        with torch.autocast(hardware.kind, torch.bfloat16, enabled=low_precision):
+        with torch.autocast(hardware.kind, hardware.dtype, enabled=low_precision):
             loss = forward(model, masked, positions, labels)
         loss.backward()
         optimizer.step()
@@ -696,7 +696,7 @@ def write_text(path: Path, source: str, megabytes: float):
                     return
                 text = f"{doc['text']} {copy}" if copy else doc["text"]
                 out.write(json.dumps(dict(text=text)) + "\n")
-                left -= len(doc["text"])
+                left -= len(doc["text"].encode())
 
 # %% ../nbs/15_bench.ipynb #91cb89c7
 def bench_data(
@@ -710,7 +710,7 @@ def bench_data(
     "Megabytes a second from text to ordered sequences, ours and the reference's, in turns."
     if grow < 1:
         raise UserError(f"grow {grow:g}: give 1 or more times the text")
-    processes = os.cpu_count()
+    processes = usable_cores()
     result = dict(what="data", megabytes=megabytes, vocab_size=vocab_size, processes=processes)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         def start(make: Callable, path: Path) -> Implementation:
@@ -778,6 +778,7 @@ def bench_glue(
     workers = plan_workers(hardware, hardware.threads, size)  # as chapter 11b does
     number = workers.per_device
     times, seconds_in_all = dict(ours=np.zeros(rounds), reference=np.zeros(rounds)), 0.0
+    sequences = 0  # in a turn, over the tasks
     for task in tasks.values():
         with ExitStack() as stack:
             def start(hardware: Hardware, threads: int, bucketed: bool) -> Implementation:
@@ -790,7 +791,9 @@ def bench_glue(
         times["ours"] += np.array(turns["ours"]) / number
         times["reference"] += np.array(turns["reference"])
         batches = math.ceil(len(task.train) / protocol.batch_size) * protocol.epochs
-        seconds_in_all += statistics.median(turns["ours"]) / number / steps * batches
+        taken = min(steps, batches)  # a small task has fewer
+        sequences += taken * protocol.batch_size
+        seconds_in_all += statistics.median(turns["ours"]) / number / taken * batches
     batch_size = protocol.batch_size
     result = dict(what="glue", tasks=list(tasks), batch_size=batch_size, pairs=protocol.pairs)
     result["minutes"] = 3 * seconds_in_all / 60  # three seeds
@@ -799,4 +802,4 @@ def bench_glue(
         how = (arch, tokenizer, largest, hardware, workers.threads, True, steps, protocol)
         result["time"] = profile_of(tuning_steps, *how, calls=1)
     seconds = {name: t.tolist() for name, t in times.items()}
-    return result | speedups(seconds, steps * batch_size * len(tasks), "sequences")
+    return result | speedups(seconds, sequences, "sequences")

@@ -160,7 +160,7 @@ def check_folders(entries: list[Entry]):
             name = run_name(recipe.name, entry.source, entry.budget, seed)
             first, of_first = owners.setdefault(name, (number, decides))
             if of_first != decides:
-                raise UserError(f"runs {first} and {number} of the list differ, but both would be "
+                raise UserError(f"entries {first} and {number} of the list differ, but both would be "
                                 f"in the folder {name}; give one of them a name of its own, "
                                 f"such as name: {entry.name or 'other'}-2")
 
@@ -193,14 +193,15 @@ def has_record(run: Run) -> bool:
 def workload(runs: list[Run], jobs: int) -> str:
     "One line for the user: how many runs are left, and how long their pretraining will take."
     left = [run for run in runs if not has_record(run)]
-    seconds = 0.0
+    at_once = max(1, min(jobs, len(left)))
+    ready = [0.0] * at_once  # seconds until each job is free
     for run in left:
         budget = Budget.parse(run.budget)
         if budget.unit == "seconds":
-            seconds += budget.amount
+            ready[ready.index(min(ready))] += budget.amount
     line = f"{len(left)} of {len(runs)} runs to do, {jobs} at a time"
-    if seconds:
-        line += f": about {seconds / 60 / jobs:.0f} minutes of pretraining, then fine-tuning"
+    if any(ready):
+        line += f": about {max(ready) / 60:.0f} minutes of pretraining, then fine-tuning"
     return line
 
 # %% ../nbs/17_experiments.ipynb #6229cd11
@@ -389,7 +390,7 @@ def execute_on_cluster(runs: list[Run], jobs: int = 0, progress: bool = True):
 def results_table(records: list[RunRecord]) -> str:
     "Records as a Markdown table, the lowest held-out loss first."
     lines = [
-        "| run | held-out loss (nats) | under the unigram loss | tokens |",
+        "| run | held-out loss (nats) | under the unigram loss (nats) | tokens |",
         "|---|--:|--:|--:|",
     ]
     for record in sorted(records, key=lambda record: record.pretraining["heldout_loss"]):

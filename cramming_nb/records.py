@@ -167,15 +167,18 @@ def names_of(records: list) -> list[str]:
 def plot_curve(
     records: list[RunRecord], by: str = "tokens", ax: plt.Axes | None = None
 ) -> plt.Axes:
-    "Held-out loss against tokens or seconds, under the unigram line."
+    "Held-out loss against tokens or seconds, under the unigram line of each text."
     if ax is None:
         _, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    unigrams = {}  # unigram entropy of a text -> the first run on it
     for record, name in zip(records, names_of(records)):
-        curve = record.pretraining["curve"]
+        curve, label = record.pretraining["curve"], name.replace("$", r"\$")
         xs, losses = [p[by] for p in curve], [p["heldout_loss"] for p in curve]
-        ax.plot(xs, losses, marker=".", label=name.replace("$", r"\$"))
-    unigram = records[0].pretraining["unigram_entropy"]
-    ax.axhline(unigram, color="gray", ls="--", lw=1, label="unigram predictor")
+        [line] = ax.plot(xs, losses, marker=".", label=label)
+        unigrams.setdefault(record.pretraining["unigram_entropy"], (label, line.get_color()))
+    for unigram, (label, color) in unigrams.items():
+        of_text, color = (f", text of {label}", color) if len(unigrams) > 1 else ("", "gray")
+        ax.axhline(unigram, color=color, ls="--", lw=1, label=f"unigram predictor{of_text}")
     seconds = "rated seconds" if "@" in records[0].budget else "seconds on the clock"
     ax.set(xlabel="tokens trained on" if by == "tokens" else seconds,
            ylabel="held-out loss (nats)")
