@@ -54,7 +54,9 @@ def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 # %% ../nbs/11_glue.ipynb #8ff142b2
 def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
-    "Linear correlation; 0 where either side is constant, or not a number."
+    "Linear correlation; 0 where either side is constant, or has a value that is not finite."
+    if not (np.isfinite(predicted).all() and np.isfinite(labels).all()):
+        return 0.0
     if not (np.ptp(predicted) > 0 and np.ptp(labels) > 0):
         return 0.0
     return float(np.corrcoef(predicted, labels)[0, 1])
@@ -96,7 +98,7 @@ class Task:
     def number(self, label: object) -> int | float:
         "The number that a model learns for a label, which is a word or a number; else ValueError."
         if self.labels is None:
-            value = float(label)
+            value = float(str(label))  # as text, True and None are no numbers
             if 0 <= value <= 5:
                 return value
             raise ValueError(label)
@@ -302,7 +304,9 @@ def encode(tokenizer: Tokenizer, rows: list[tuple], max_length: int,
     "The views of each row, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], each at most `max_length` long."
     texts = [view_texts(row, always_pairs, pairs) for row in rows]
     tokenizer.enable_truncation(max_length)
+    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is a word like any other
     encodings = tokenizer.encode_batch([text for of_row in texts for text in of_row])
+    tokenizer.encode_special_tokens = False
     tokenizer.no_truncation()
     sequences = iter([encoding.ids for encoding in encodings])
     return [tuple(next(sequences) for _ in of_row) for of_row in texts]
@@ -430,7 +434,9 @@ def score_predictions(data: TaskData, predicted: dict[str, np.ndarray]) -> dict:
         result["notes"].append(f"{next(iter(data.dev))}: one class in training")
     for column, rows in data.dev.items():
         labels = np.array([label for _, _, label in rows])
-        if not np.ptp(predicted[column]) > 0:
+        if not np.isfinite(predicted[column]).all():
+            result["notes"].append(f"{column}: an answer that is no finite number")
+        elif not np.ptp(predicted[column]) > 0:
             result["notes"].append(f"{column}: the same answer to every row")
         drawn = replicates(data.task.metric, predicted[column], labels)
         result["scores"][column] = data.task.metric(predicted[column], labels)
@@ -465,6 +471,7 @@ def hold_back(data: TaskData, share: float = 0.1, seed: int = 0) -> TaskData:
     """The task with a share of its training rows as the only development set, and without tests.
 
     The rows are drawn without replacement; where labels are classes, the same share of each class.
+    `share` is between 0 and 1.
     """
     rows_of = defaultdict(list)  # numbers of the rows, by class
     for number, (_, _, label) in enumerate(data.train):
@@ -474,7 +481,7 @@ def hold_back(data: TaskData, share: float = 0.1, seed: int = 0) -> TaskData:
     for label in sorted(rows_of):
         drawn = rng.permutation(rows_of[label])
         held.update(drawn[:round(share * len(drawn))].tolist())
-    if not 0 < len(held) < len(data.train):
+    if not (0 < share < 1 and 0 < len(held) < len(data.train)):
         raise UserError(f"{data.task.name}: {len(data.train)} training rows and a share of "
                         f"{share:g} leave no row to train on, or none to score")
     train = [row for number, row in enumerate(data.train) if number not in held]

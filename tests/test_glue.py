@@ -1,6 +1,7 @@
 """GLUE as it comes and as it goes: the official tables, the hub, protocols, seeds, interruption, and the archive for the server."""
 
 import json
+import math
 import shutil
 import zipfile
 from dataclasses import replace
@@ -43,6 +44,7 @@ from cramming_nb.glue import (
     learning_rate,
     load_glue,
     missing_tests,
+    pearson,
     percentiles,
     predict,
     random_epochs,
@@ -56,6 +58,7 @@ from cramming_nb.recipes import load_recipe
 from cramming_nb.records import RunRecord
 from cramming_nb.scores import ScoreTable, baseline_results, compare
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
+from cramming_nb.tokenizer import CLS, MASK, PAD, SEP, train_tokenizer
 
 PAIR = ("The lamp is gone.", "There is no lamp.")
 TABLES = {  # folder: (columns of train and dev, a row, columns of test, what is read)
@@ -801,6 +804,34 @@ def test_submission(a_copy, glue):
     a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")  # test rows decide no score
     record = RunRecord.read(a_copy.folder / "record.json")
     assert len([r for r in record.results if (r["task"], r["init"]) == ("rte", "pretrained")]) == 3
+
+
+@pytest.mark.parametrize("label", [None, [1], True, "one", 7, math.nan])
+def test_what_is_no_number_is_no_label_of_a_regression(label):
+    with pytest.raises(ValueError):
+        TASKS["stsb"].number(label)
+    assert [TASKS["stsb"].number(good) for good in (3, 3.8, "3.800")] == [3, 3.8, 3.8]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_answer_that_is_not_finite_scores_0_and_is_noted(wrong):
+    data = TaskData(TASKS["stsb"], [("a", "b", 1.0), ("c", "d", 2.0)], {"stsb": [("a", "b", i / 10) for i in range(9)]})
+    predicted = np.append(np.arange(8.0), wrong)
+    assert pearson(predicted, np.arange(9.0)) == 0
+    result = score_predictions(data, {"stsb": predicted})
+    assert result["scores"] == {"stsb": 0} and np.isfinite(result["replicates"]["stsb"]).all()
+    assert result["notes"] == ["stsb: an answer that is no finite number"]
+
+
+def test_special_token_within_a_text_is_text():
+    """In fine-tuning as in the corpus; afterwards, the tokenizer reads them as before."""
+    texts = ["what does [SEP] do", "the [MASK] and the [PAD]", "[CLS] is first"]
+    tokenizer = train_tokenizer(texts, 60, or_fewer=True)
+    rows = [(text, None, 0) for text in texts] + [(texts[0], texts[1], 0)]
+    special = [[i for i in ids if i in (PAD, CLS, SEP, MASK)] for (ids,) in encode(tokenizer, rows, 64)]
+    assert special == [[CLS, SEP]] * 3 + [[CLS, SEP, SEP]]
+    assert MASK in tokenizer.encode("the [MASK]").ids
 
 
 @pytest.mark.parametrize("answered", [0, 0.01, 0.5, 1])

@@ -332,7 +332,7 @@ def test_development_rows_decide_nothing_held_back():
     assert hold_back(data).dev == hold_back(other).dev and hold_back(data).digest == hold_back(other).digest
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0, 100), (1, 100), (0.1, 3)])
+@pytest.mark.parametrize(("share", "rows"), [(0, 100), (1, 100), (-0.1, 20), (1.5, 20), (0.1, 3)])
 def test_too_little_to_hold_back(share, rows):
     with pytest.raises(UserError, match=f"rte: {rows} training rows.*none to score") as refused:
         hold_back(numbered("rte", rows), share)
