@@ -228,9 +228,12 @@ def compare(ours: list[dict], theirs: list[dict],
 
 # %% ../nbs/11c_scores.ipynb #f9f38bfe
 def write_submission(results: list[dict], path: Path) -> list[str]:
-    "Write the archive for the benchmark's server; returns what the server would object to."
-    answering = [result for result in results if "predictions" in result]
-    ranked = sorted(answering, key=lambda result: np.mean([*result["scores"].values()]))
+    """Write the archive for the benchmark's server; returns what the server would object to.
+
+    Of the results, only those of `init` "pretrained" are submitted.
+    """
+    tuned = [r for r in results if r["init"] == "pretrained" and "predictions" in r]
+    ranked = sorted(tuned, key=lambda result: np.mean([*result["scores"].values()]))
     chosen = {}
     for file in ARCHIVE:
         answers = [r["predictions"][file] for r in ranked if file in r["predictions"]]

@@ -56,7 +56,7 @@ from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.optimizer import Optimizer, OptimizerConfig
 from cramming_nb.recipes import load_recipe
 from cramming_nb.records import RunRecord
-from cramming_nb.scores import ScoreTable, baseline_results, compare
+from cramming_nb.scores import ScoreTable, baseline_results, compare, write_submission
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
 from cramming_nb.tokenizer import CLS, MASK, PAD, SEP, train_tokenizer
 
@@ -804,6 +804,16 @@ def test_submission(a_copy, glue):
     a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte", "--no-baseline")  # test rows decide no score
     record = RunRecord.read(a_copy.folder / "record.json")
     assert len([r for r in record.results if (r["task"], r["init"]) == ("rte", "pretrained")]) == 3
+
+
+def test_only_the_pretrained_model_is_submitted(tmp_path):
+    def result(init: str, score: float, answer: int) -> dict:
+        return dict(task="rte", init=init, scores=dict(rte=score), predictions=dict(RTE=[answer]))
+
+    results = [result("counting", 0.5, 1), result("random", 0.6, 1), result("pretrained", 0.7, 0)]
+    write_submission(results, tmp_path / "submission.zip")
+    with zipfile.ZipFile(tmp_path / "submission.zip") as archive:
+        assert archive.read("RTE.tsv").decode().split() == ["index", "prediction", "0", "entailment"]
 
 
 @pytest.mark.parametrize("label", [None, [1], True, "one", 7, math.nan])
