@@ -371,13 +371,14 @@ def write_files(
         card: str,                   # the text of README.md
         folder: Path):
     "Write configuration, weights, tokenizer and card into an empty folder."
-    (folder / "config.json").write_text(json.dumps(config | dict(dtype="float32"), indent=1))
+    text = json.dumps(config | dict(dtype="float32"), indent=1)
+    (folder / "config.json").write_text(text, encoding="utf-8")
     tensors = {name: weight.contiguous() for name, weight in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     # save_file writes a temporary file, which only its owner may read, and renames it
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
     save_tokenizer(tokenizer, folder, max_length)
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 def write_model(
         weights: dict[str, Tensor],  # by our names
@@ -446,7 +447,7 @@ def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:
     "The model, in float32 and ready to predict, and the tokenizer of an exported folder."
     folder = Path(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stored = load_file(folder / "model.safetensors")
         if config["model_type"] == "cramming_nb":
             arch = Architecture(**config["architecture"])
@@ -495,6 +496,7 @@ def write_classifier(
         weights: dict[str, Tensor],  # of a `SequenceClassifier`, by our names [...]
         tokenizer: Tokenizer,
         arch: Architecture,
+        max_length: int,             # of the sequences that it learned from, in tokens
         labels: tuple[str, ...],     # names of the classes, in order; empty: a regression
         pair: bool,                  # whether it reads two texts
         card: str,                   # the text of README.md
@@ -508,15 +510,20 @@ def write_classifier(
         id2label=names,
         label2id={name: number for number, name in names.items()},
         problem_type="single_label_classification" if labels else "regression",
-        sentence_pairs=pair)
+        sentence_pairs=pair,
+        learned_length=max_length)
     tensors = {f"model.{name}": weight for name, weight in weights.items()}
-    write_files(config, tensors, tokenizer, arch.max_length, card, folder)
+    write_files(config, tensors, tokenizer, max_length, card, folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings |= dict(split_special_tokens=True)  # "[SEP]" in a text is a word, as for `encode`
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 def load_classifier(folder: Path) -> tuple[SequenceClassifier, Tokenizer, dict]:
     "The classifier of an exported folder, its tokenizer, and its configuration."
     folder = Path(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model = SequenceClassifier(
             Encoder(Architecture(**config["architecture"])), len(config["id2label"]))
         stored = load_file(folder / "model.safetensors")
@@ -541,8 +548,9 @@ def classify(folder: Path,                  # of an exported classifier
                             "second text for each")
         rows = [(first, second, 0) for first, second in zip(texts[::2], texts[1::2])]
     names = list(config["id2label"].values())
+    max_length = config.get("learned_length", model.encoder.arch.max_length)
     answers = []
-    for (sequence,) in encode(tokenizer, rows, model.encoder.arch.max_length):
+    for (sequence,) in encode(tokenizer, rows, max_length):
         ids = torch.tensor([sequence])  # [1, S]
         logits = model(ids, torch.ones_like(ids, dtype=torch.bool))[0]
         values = logits if config["problem_type"] == "regression" else logits.softmax(-1)
@@ -560,7 +568,7 @@ def exported_head(folder: Path) -> tuple[str, bool]:
     "The task of the model in a folder, and whether `write_classifier` wrote it."
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
         name = config["architectures"][0]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise UserError(f"{path} names no model class; export the model again") from None
@@ -578,7 +586,7 @@ def pipeline_answers(folder: Path, task: str,
         from transformers import pipeline
     except ImportError as error:
         raise UserError(f"{folder}: this head is read by transformers; {error}") from None
-    options = dict(top_k=None)
+    options = dict(top_k=None, truncation=True)
     if task == "token-classification":
         options = dict(aggregation_strategy="simple")
     try:
@@ -601,7 +609,7 @@ def shared_files(folder: Path, name: str) -> dict[str, bytes | Path]:
         raise UserError(f"{folder}: {missing[0]} is missing; write the folder with `cram export` "
                         "or `cram finetune`")
     files = {file: Path(folder) / file for file in SHARED_FILES}
-    card = files["README.md"].read_text().replace("THIS FOLDER", name)
+    card = files["README.md"].read_text(encoding="utf-8").replace("THIS FOLDER", name)
     return files | {"README.md": card.encode()}
 
 def check_hub_name(name: str):

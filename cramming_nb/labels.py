@@ -438,8 +438,8 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
     with atomic_write(folder / "export") as part:
         part.mkdir()
         write_classifier(
-            classifier_weights(tuner), tokenizer, tuner.model.encoder.arch, labels.classes,
-            data.task.pair, classifier_card(found, labels, run), part)
+            classifier_weights(tuner), tokenizer, tuner.model.encoder.arch, tuner.max_length,
+            labels.classes, data.task.pair, card, part)
         shutil.rmtree(folder / "export", ignore_errors=True)
     write_text(folder / "report.md", found.report())
     write_text(folder / "results.json", json.dumps(dict(key=key) | values))

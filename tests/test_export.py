@@ -6,6 +6,8 @@ import pickle
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +19,17 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import cramming_nb.hf
-from cramming_nb.architecture import Architecture, MaskedLM
+from cramming_nb.architecture import Architecture, Encoder, MaskedLM, SequenceClassifier
 from cramming_nb.budget import UserError
 from cramming_nb.export import (
+    classify,
     exported_head,
     fill_mask,
     load_model,
     model_card,
     pipeline_answers,
     stock_class,
+    write_classifier,
     write_model,
 )
 from cramming_nb.records import RunRecord
@@ -201,6 +205,72 @@ def test_classifier_that_transformers_saved_is_read_by_its_pipeline(exported, to
     assert (task, is_ours) == ("text-classification", False)
     (answer,) = pipeline_answers(tmp_path, task, ["the old garden"])
     assert {label for label, _ in answer} == {"LABEL_0", "LABEL_1"}
+
+
+def test_long_text_is_cut_for_a_stock_classifier(tokenizer, exported, tmp_path):
+    config = transformers.AutoConfig.from_pretrained(exported("bert"), num_labels=2)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    for path in exported("bert").glob("*tokenizer*"):
+        shutil.copy(path, tmp_path)
+    task, _ = exported_head(tmp_path)
+    answers = pipeline_answers(tmp_path, task, ["the old garden " * times for times in (1, 20, 30)])
+    assert answers[0] != answers[1] and answers[1] == answers[2]
+
+
+@pytest.fixture
+def classifier(tokenizer, tmp_path) -> Path:
+    """A classifier that learned from sequences of 8 tokens; its encoder has positions for 32."""
+    torch.manual_seed(0)
+    arch = ARCHITECTURES["bert"]
+    weights = SequenceClassifier(Encoder(arch), 2).state_dict()
+    write_classifier(weights, tokenizer, arch, 8, ("no", "yes"), False, "", tmp_path)
+    return tmp_path
+
+
+def test_classifier_is_asked_for_no_more_than_it_learned_from(classifier):
+    beginning, text = "the old garden follows a quiet", "the old garden follows a quiet river and nobody"
+    answer, cut = classify(classifier, [text, beginning])
+    short = classify(classifier, ["the old"])
+    assert answer == cut and [answer] != short
+    (theirs,) = pipeline_answers(classifier, "text-classification", [text])
+    assert [label for label, _ in theirs] == [label for label, _ in answer]
+    assert [score for _, score in theirs] == pytest.approx([score for _, score in answer], abs=1e-5)
+
+    path = classifier / "config.json"  # as folders were written before
+    config = json.loads(path.read_text())
+    assert config.pop("learned_length") == 8
+    path.write_text(json.dumps(config))
+    assert classify(classifier, [text]) != [answer] and classify(classifier, ["the old"]) == short
+
+
+def test_special_token_within_a_text_is_text_for_both(classifier, tokenizer):
+    """[MASK] is cut into pieces, so that it is not the token of pretraining."""
+    text = "old [MASK]"
+    (ours,) = classify(classifier, [text])
+    (theirs,) = pipeline_answers(classifier, "text-classification", [text])
+    assert [score for _, score in theirs] == pytest.approx([score for _, score in ours], abs=1e-5)
+    read = transformers.AutoTokenizer.from_pretrained(classifier)
+    assert MASK not in read(text)["input_ids"] and MASK in tokenizer.encode(text).ids
+
+
+def test_card_is_utf8_in_any_locale(classifier):
+    """An ASCII locale has no dash between two numbers of an interval."""
+    code = r"""if True:
+        import sys
+        from pathlib import Path
+        from cramming_nb.export import load_classifier, shared_files, write_files
+        assert sys.flags.utf8_mode == 0
+        folder = Path(sys.argv[1])
+        model, tokenizer, config = load_classifier(folder)
+        write_files(config, model.state_dict(), tokenizer, 8, "1\u20132 in THIS FOLDER", folder)
+        card = shared_files(folder, "a/b")["README.md"]
+        assert card.decode() == "1\u20132 in a/b", card
+        """
+    ascii_locale = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(classifier)], env=os.environ | ascii_locale, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_configuration_of_ours_goes_round(exported, tmp_path):
