@@ -534,7 +534,10 @@ class Finetune(OnRun):
         if self.epochs < 0 or self.seed < 0:
             raise UserError("--epochs and --seed: give whole numbers, 0 or more")
         run = chapters.run.load_run(self.folder, self.data_dir)
-        labels = chapters.labels.read_labels(self.table, self.text, self.label, self.kind)
+        chapters.run.check_pretrained(run)
+        tokenizer = chapters.run.tokenizer_of(run)
+        labels = chapters.labels.read_labels(
+            self.table, tokenizer, self.text, self.label, self.kind)
         print(labels.describe())
         found = chapters.labels.finetune(run, labels, self.name, self.epochs, self.seed)
         print(f"\n{found._repr_markdown_()}\n\nreport: {found.folder / 'report.md'}\n"

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'FEWEST_ROWS', 'HELD_BACK', 'FEWEST_STEPS', 'MODEL',
            'CARD_USE', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number', 'is_regression',
-           'class_names', 'LabelTable', 'shortened', 'read_labels', 'protocol_for', 'learn', 'Finetuned',
+           'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels', 'protocol_for', 'learn', 'Finetuned',
            'classifier_card', 'classifier_weights', 'wrong_rows', 'finetuning_key', 'finetune', 'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
-import csv, hashlib, io, json, math, shutil, time
+import csv, hashlib, io, json, math, re, shutil, time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 import torch
+from tokenizers import Tokenizer
 from tqdm import tqdm
 from .architecture import Architecture
 from .budget import UserError
@@ -46,7 +47,7 @@ def read_lines(path: Path) -> str:
 def read_table(path: Path) -> tuple[list[str], Rows]:
     "The names of a table's columns, and its rows."
     text = read_lines(path)
-    header = text.partition("\n")[0]
+    header = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without the names in quotes
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns, rows, line = [], [], 1
@@ -139,6 +140,7 @@ class LabelTable:
     label: str              # name of the column of labels
     data: TaskData          # the rows, all of them to learn from
     repeated: int           # rows that were left out because they repeat a text
+    contradicting: int = 0  # of these, the rows whose label is not that of the row that stayed
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -157,6 +159,8 @@ class LabelTable:
             values = [row[2] for row in self.data.train]
             labels = f"numbers from {min(values):g} to {max(values):g}"
         left_out = f"; {self.repeated:,} more repeat a text" if self.repeated else ""
+        if self.contradicting:
+            left_out += f", {self.contradicting:,} of them with another label"
         return f"{rows:,} rows{left_out}; text in {texts}; {self.label!r} has {labels}"
 
 def shortened(parts: list[str], most: int = 6) -> str:
@@ -164,8 +168,15 @@ def shortened(parts: list[str], most: int = 6) -> str:
     more = len(parts) - most
     return ", ".join(parts[:most]) + (f" and {more} more" if more > 0 else "")
 
+def as_read(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
+    "The words and punctuation marks of a text that a tokenizer has normalised."
+    if tokenizer.normalizer:
+        text = tokenizer.normalizer.normalize_str(text)
+    return tuple(re.findall(r"\w+|[^\w\s]", text))
+
 def read_labels(
         path: Path,                   # of a CSV file
+        tokenizer: Tokenizer,         # of the model that is to read the texts
         texts: tuple[str, ...] = (),  # columns of texts; empty: guessed
         label: str = "",              # column of labels; empty: guessed
         kind: str = "auto",           # classes, numbers, or auto: by the labels
@@ -189,23 +200,26 @@ def read_labels(
                 raise UserError(f"{path}, line {line}: {row[label]!r} in column {label!r} is no "
                                 "number; correct it, or say --kind classes")
     names = () if regression else class_names(labels)
-    by_text = {}
+    by_text, contradicting = {}, 0  # rows to keep, by their texts as the tokenizer reads them
     for _, row in rows:
         value = float(row[label]) if regression else names.index(row[label])
-        second = row[texts[1]] if len(texts) == 2 else None
-        by_text.setdefault((row[texts[0]], second), value)
+        first, second = row[texts[0]], row[texts[1]] if len(texts) == 2 else None
+        key = tuple(as_read(row[name], tokenizer) for name in texts)
+        kept = by_text.setdefault(key, (first, second, value))
+        contradicting += kept[2] != value
     if len(by_text) < FEWEST_ROWS:
-        raise UserError(f"{path}: {len(by_text)} rows with different texts; give "
-                        f"{FEWEST_ROWS} or more")
-    if len(set(by_text.values())) == 1:
+        raise UserError(f"{path}: {len(by_text)} rows with different texts, as the run's tokenizer "
+                        f"reads them; give {FEWEST_ROWS} or more")
+    train = list(by_text.values())
+    if len({value for _, _, value in train}) == 1:
         raise UserError(f"{path}: every row has the label {labels[0]!r} in column {label!r}; "
                         "there is nothing to tell apart")
-    if len(names) > len(by_text) / 2:
-        raise UserError(f"{path}: {len(names)} different labels in {len(by_text)} rows; if "
+    if len(names) > len(train) / 2:
+        raise UserError(f"{path}: {len(names)} different labels in {len(train)} rows; if "
                         f"{label!r} is not the label, name it with --label COLUMN")
-    train = [(first, second, value) for (first, second), value in by_text.items()]
     task = Task("labels", "", len(texts) == 2, names or None, accuracy if names else pearson)
-    return LabelTable(path, texts, label, TaskData(task, train, {}), len(rows) - len(by_text))
+    return LabelTable(path, texts, label, TaskData(task, train, {}),
+                      len(rows) - len(train), contradicting)
 
 # %% ../nbs/16a_labels.ipynb #4310e99c
 HELD_BACK = 0.2     # share of the rows that are scored, and not learned from
@@ -377,7 +391,7 @@ def wrong_rows(labels: LabelTable, rows: list[tuple], predicted: list, most: int
 def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> str:
     "Sixteen hexadecimal digits of what a fine-tuning depends on."
     newest = max((path.name for path in (run.folder / "checkpoints").glob("step-*")), default="")
-    pretrained = (run.folder / "pretraining.json").read_text()
+    pretrained = (run.folder / "pretraining.json").read_text(encoding="utf-8")
     causes = (data.digest, data.task.labels, protocol_text(protocol), seed, newest, pretrained)
     return hashlib.sha256(repr(causes).encode()).hexdigest()[:16]
 
@@ -402,7 +416,7 @@ def finetune(
     key = finetuning_key(run, data, protocol, seed)
     with lock(run.folder):
         if results.exists():
-            stored = json.loads(results.read_text())
+            stored = json.loads(results.read_text(encoding="utf-8"))
             if stored.pop("key") == key:
                 return Finetuned(folder, **stored)
         return finetune_anew(run, labels, data, protocol, seed, folder, key, progress)
@@ -435,6 +449,7 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
         mistakes=wrong_rows(labels, rows, predicted.tolist()))
     values = json.loads(json.dumps(values))  # as a later call reads them
     found = Finetuned(folder, **values)
+    card = classifier_card(found, labels, run)
     with atomic_write(folder / "export") as part:
         part.mkdir()
         write_classifier(

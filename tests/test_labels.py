@@ -5,6 +5,7 @@ import json
 import random
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from conftest import DOES, LIKE, THINGS, command, contents, lines
 
 import cramming_nb.hf  # noqa: F401
 from cramming_nb.export import classify
-from cramming_nb.labels import read_labels
+from cramming_nb.glue import encode, hold_back
+from cramming_nb.labels import finetune, read_labels
+from cramming_nb.recipes import change
+from cramming_nb.run import load_run, tokenizer_of
+from cramming_nb.tokenizer import train_tokenizer
 
 
 def rows_of(kind: str, count: int = 60) -> list[tuple]:
@@ -92,6 +97,7 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
     "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
     "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "line 52", "UTF-8"),
+    "quoted name": (b'"a, b, c";label\none;two;a\n', "", "line 2", "3 cells", "has 2"),
     "cells": (b"text,label\none, two,a\n", "", "line 2", "quotes"),
     "quotes": (b'text,label\n"open,a\n' + GOOD.encode(), "", "quotes"),
     "number": (b"text,label\n" + GOOD.encode(), "--kind numbers", "line 2", "'a'"),
@@ -113,14 +119,59 @@ def test_bad_table_is_refused_in_one_line(what, finished, tmp_path):
     assert contents(finished.folder) == before
 
 
-def test_stars_are_classes_or_numbers(tmp_path):
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for text, _ in rows_of("classes")[1:]] * 20, 300, or_fewer=True)
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
+def test_no_row_is_learned_from_and_held_back_in_another_spelling(pairs, tokenizer, tmp_path):
+    rows = []
+    for text, label in rows_of("classes", 80)[1:]:
+        other = text.upper().replace(" ", "  ").replace("A", "Á").replace(".", " .")
+        rows += [(text, "The end.", label), (other, "the  END .", label)]
+    header = ("text1", "text2", "label") if pairs else ("text", "label")
+    path = write(tmp_path / "t.csv", [header, *((first, *[second] * pairs, label) for first, second, label in rows)])
+    labels = read_labels(path, tokenizer)
+    train = [row[:2] for row in labels.data.train]
+    assert train == [(first, second if pairs else None) for first, second, _ in rows[::2]]
+    assert labels.repeated == 80 and labels.contradicting == 0 and "another label" not in labels.describe()
+    data = hold_back(labels.data, 0.2)
+    seen = encode(tokenizer, data.train, 128)
+    assert not [ids for ids in encode(tokenizer, data.dev["labels"], 128) if ids in seen]
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_contradicting_labels_are_counted(kind, tokenizer, tmp_path):
+    rows = [(f"text {i}", i % 2) for i in range(50)]
+    contradicting = [(f"TEXT {i}", 1 - i % 2) for i in range(7)]
+    path = write(tmp_path / "t.csv", [("text", "label"), *rows, *contradicting, *rows[:3]])
+    labels = read_labels(path, tokenizer, kind=kind)
+    assert [row[2] for row in labels.data.train] == [value for _, value in rows]  # the first row stays
+    assert "50 rows; 10 more repeat a text, 7 of them with another label;" in labels.describe()
+
+
+def test_classifier_reads_as_much_as_it_learned_from(a_copy):
+    run = load_run(a_copy.folder, progress=False)
+    run = replace(run, recipe=change(run.recipe, {"protocol.max_length": 12}))
+    assert run.recipe.architecture.max_length == 64
+    labels = read_labels(write(a_copy.home / "mine.csv", rows_of("classes")), tokenizer_of(run))
+    export = finetune(run, labels, epochs=1, progress=False).folder / "export"
+    assert json.loads((export / "config.json").read_text())["learned_length"] == 12
+    assert json.loads((export / "tokenizer_config.json").read_text())["model_max_length"] == 12
+    text = "The old garden follows the quiet river. " * 3
+    assert classify(export, [text]) == classify(export, [text + "The bright kettle sings."])
+
+
+def test_stars_are_classes_or_numbers(tokenizer, tmp_path):
     path = write(tmp_path / "stars.csv", [("review", "stars"), *((f"text {i}", 1 + i % 5) for i in range(60))])
-    assert read_labels(path).classes == ("1", "2", "3", "4", "5")
-    assert read_labels(path, kind="numbers").classes == ()
+    assert read_labels(path, tokenizer).classes == ("1", "2", "3", "4", "5")
+    assert read_labels(path, tokenizer, kind="numbers").classes == ()
 
 
-def test_spreadsheet_of_another_country(tmp_path):
-    text = "\ufeffText;Label\r\n" + "".join(f'"a, b; {i}";{"ja" if i % 3 else "nein"}\r\n' for i in range(60))
+def test_spreadsheet_of_another_country(tokenizer, tmp_path):
+    rows = [f'"a, b; {i}";{"ja" if i % 3 else "nein"}\r\n' for i in range(60)]
+    text = "".join(['\ufeff"Text, as it is";Label\r\n', *rows])
     (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
-    labels = read_labels(tmp_path / "t.csv")
+    labels = read_labels(tmp_path / "t.csv", tokenizer, ("Text, as it is",))
     assert labels.classes == ("ja", "nein") and labels.data.train[0][0] == "a, b; 0"
