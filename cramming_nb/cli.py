@@ -358,6 +358,9 @@ class Report:
     markdown: bool = False  # Print the report as Markdown, and write no file.
 
     def main(self):
+        if self.to and self.markdown:
+            raise UserError(f"--markdown prints the report, and --to {self.to} writes it; give one "
+                            "of them")
         if self.to and self.to.suffix not in (".html", ".md"):
             raise UserError(f"--to {self.to}: name a file that ends in .html or .md")
         records = self.records()
@@ -454,13 +457,23 @@ class Predict(OnRun):
             run.folder / "checkpoints", run.recipe.architecture)
         return model, chapters.run.tokenizer_of(run)
 
-    def main(self):
-        texts = self.texts
+    def given_texts(self) -> list[str]:
+        "The texts of the command, or else the lines of standard input; there is at least one."
+        texts = list(self.texts)
+        try:
+            if not texts and not sys.stdin.isatty():
+                texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+            "".join(texts).encode()  # fails where a byte could not be read as UTF-8
+        except UnicodeError:
+            raise UserError("a text is not UTF-8; convert it first, such as with "
+                            "iconv -f latin1 -t utf-8") from None
         if not texts:
-            if sys.stdin.isatty():
-                raise UserError("no text; give one with a [MASK], or several, or lines on "
-                                "standard input")
-            texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+            raise UserError("no text; give one with a [MASK], or several, or lines on standard "
+                            "input")
+        return texts
+
+    def main(self):
+        texts = self.given_texts()
         folder = self.exported()
         task, is_ours = chapters.export.exported_head(folder) if folder else ("fill-mask", False)
         if task != "fill-mask":

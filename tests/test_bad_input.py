@@ -1,6 +1,7 @@
 """Bad input: one line that says what is wrong and what would be right, exit code 2, and nothing half-written."""
 
 import gzip
+import io
 import json
 import math
 import resource
@@ -325,6 +326,8 @@ BAD_ON_RUN = {  # name: (command, words of the line)
     "export over a folder": ("export first --to mine", "mine", "empty"),
     "export without a name": ("export first --dry-run", "--dry-run", "--push-to USER/NAME"),
     "export to no name": ("export first --push-to mine", "'mine'", "USER/NAME"),
+    "text in another encoding": ("predict first 'caf\udce9 [MASK]'", "not UTF-8", "iconv"),
+    "report printed and written": ("report first --markdown --to r.md", "--markdown", "--to r.md", "one"),
     "finetune without a table": ("finetune first", "labels.csv", "CSV"),
     "export over a file": ("export first --to mine/letter.txt", "letter.txt", "empty"),
     "run": ("glue frist", "frist", "first"),
@@ -341,6 +344,18 @@ def test_bad_input_leaves_a_run_alone(what, a_copy):
     result = a_copy.command(*shlex.split(argv))
     assert contents(a_copy.home) == before
     refused(result, *words)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [(b"the [MASK]\ncaf\xe9 [MASK]\n", ("not UTF-8", "iconv")), (b" \n\n", ("no text", "standard input"))],
+    ids=["latin", "blank"],
+)
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bad_standard_input(given, words, errors, finished, monkeypatch):
+    """Python reads it strictly or, in its UTF-8 mode, keeps what it cannot read as surrogates."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8", errors=errors))
+    refused(finished.command("predict", "first"), *words)
 
 
 @pytest.mark.parametrize("verb", ["report first", "export first", "predict first 'a [MASK]'", "glue first"])
