@@ -209,7 +209,7 @@ def test_different_runs_of_one_folder_are_refused_before_anything_is_done(lab, m
     monkeypatch.setattr(experiments, "throughputs", None)  # nothing is measured
     result = lab.write(dict(name="first"), *changes)()
     (line,) = lines(result.err)
-    assert result.code == 2 and "runs 2 and 3 of the list differ" in line and "name: " in line
+    assert result.code == 2 and "entries 2 and 3 of the list differ" in line and "name: " in line
     assert not lab.runs.exists()
 
 
