@@ -297,6 +297,23 @@ class LossScale:
         self.finite_steps = torch.where(overflow, 0.0, counted)
         self.value *= torch.where(overflow, 0.5, torch.where(doubles, 2.0, 1.0))
 
+    def state_dict(self) -> dict[str, Tensor]:
+        "What a resumed run needs, three scalars; `scaled` says whether the factor is in use."
+        return dict(scaled=torch.tensor(self.enabled), loss_scale=self.value,
+                    finite_steps=self.finite_steps)
+
+    def fits(self, tensors: dict[str, Tensor]) -> bool:
+        "Whether the factor was in use where `state_dict` gave these tensors just as it is here."
+        scaled = tensors.get("scaled", tensors["loss_scale"] != 1)  # older states lack `scaled`
+        return bool(scaled) == self.enabled
+
+    def load_state_dict(self, tensors: dict[str, Tensor]):
+        "Restore what `state_dict` gave, if it fits; if not, stay as at the start of a run."
+        if self.fits(tensors):
+            self.value.copy_(tensors["loss_scale"])
+            name = "calm" if "calm" in tensors else "finite_steps"  # its name in older states
+            self.finite_steps.copy_(tensors[name])
+
 # %% ../nbs/07_optimizer.ipynb #07972b51
 class EMA:
     "Exponential moving average over about `steps` steps; until there are so many, a plain mean."
@@ -463,26 +480,23 @@ class Optimizer:
         return any(optimizer.state for optimizer in self.inner.optimizers)
 
     def own_tensors(self) -> dict[str, Tensor]:
-        "The tensors of this class, by name."
+        "The master weights and the count of skipped steps, by name."
         tensors = {f"master.{name}": master.detach() for name, master in self.named.items()}
-        scale = self.loss_scale
-        return tensors | dict(
-            skipped=self.skipped, finite_steps=scale.finite_steps, loss_scale=scale.value)
+        return tensors | dict(skipped=self.skipped)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors that a resumed run needs, and those to evaluate, by name.
 
         It is for the time between two steps: gradients of an unfinished step are not part of it.
         """
-        return self.own_tensors() | self.inner.state_dict()
+        return self.own_tensors() | self.loss_scale.state_dict() | self.inner.state_dict()
 
     def load_state_dict(self, tensors: dict[str, Tensor]):
         "Restore what `state_dict` gave, and copy the weights to the model."
-        if "calm" in tensors:  # how older checkpoints name it
-            tensors = tensors | dict(finite_steps=tensors["calm"])
         self.has_gradients = False
         for name, tensor in self.own_tensors().items():
             tensor.copy_(tensors[name])
+        self.loss_scale.load_state_dict(tensors)
         self.inner.load_state_dict(tensors)
         copy_weights(self.masters, self.weights)
 

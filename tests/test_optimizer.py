@@ -202,6 +202,36 @@ def test_older_states_load():
     assert resumed.loss_scale.finite_steps == 7 and not resumed.has_gradients
 
 
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    "before, now, expected",
+    [
+        (torch.bfloat16, torch.float16, (2.0**16, 0)),
+        (torch.float16, torch.bfloat16, (1.0, 0)),
+        (torch.float16, torch.float16, (2.0**9, 7)),
+    ],
+)
+def test_another_number_format_begins_with_its_own_loss_scale(before, now, expected, old):
+    """A run may go on where another format is the fast one; states of older versions do not name theirs."""
+    saved = Optimizer(build(dtype=before), OptimizerConfig())
+    if before is torch.float16:
+        saved.loss_scale.value.fill_(2.0**9)
+        saved.loss_scale.finite_steps.fill_(7)
+    saved.skipped.fill_(3)
+    state = {name: t.clone() for name, t in saved.state_dict().items() if not (old and name == "scaled")}
+    resumed = Optimizer(build(dtype=now), OptimizerConfig())
+    resumed.load_state_dict(state)
+    scale = resumed.loss_scale
+    assert (scale.value, scale.finite_steps, resumed.skipped) == (*expected, 3)
+
+
+def test_a_loss_scale_that_fell_to_one_is_kept():
+    saved, resumed = (Optimizer(build(dtype=torch.float16), OptimizerConfig()) for _ in range(2))
+    saved.loss_scale.value.fill_(1.0)
+    resumed.load_state_dict(saved.state_dict())
+    assert resumed.loss_scale.value == 1
+
+
 @pytest.mark.parametrize("shape", [(48, 80), (80, 48), (32, 32)], ids=str)
 def test_muon_is_that_of_torch(shape):
     """To the bit where it multiplies in bfloat16, as torch always does; float32 is close to it."""
