@@ -9,7 +9,7 @@ __all__ = ['NONFINITE', 'COMPILE', 'HELDOUT_MASKS', 'HELDOUT_SEED', 'FORMER_NAME
            'later_memory', 'halve_until_it_fits', 'double_while_faster', 'find_micro_batch', 'step_seconds', 'Progress',
            'book_as_lost', 'StepStart', 'Interval', 'book_use', 'Checkpoints', 'resume', 'last_sign_of_life',
            'joules_before', 'read_log', 'Logger', 'NoLogger', 'utilisation', 'finite', 'Energy', 'Metrics', 'RunLog',
-           'Calibration', 'counts_real_time', 'reason_to_stop', 'Validation', 'Recovery', 'RunClock',
+           'Calibration', 'counts_real_time', 'reason_to_stop', 'all_skipped', 'Validation', 'Recovery', 'RunClock',
            'seconds_per_step', 'choose_exchange', 'tune', 'TrainingRun', 'open_logger', 'snapshot_folder',
            'missing_snapshots', 'missed_snapshots', 'snapshots_to_save', 'pretrain', 'outcome']
 
@@ -819,6 +819,11 @@ def resume(trainer: Trainer, folder: Path, clock: Clock) -> Progress:
         # The salt is for processes that were not there before: they draw new random numbers,
         # other ones than at the beginning of the run.
         trainer.load(tensors, salt=progress.spent.steps)
+        loss_scale = trainer.optimizer.loss_scale
+        if not (loss_scale.fits(tensors) or progress.finished or trainer.group.rank):
+            name = str(trainer.hardware.dtype).removeprefix("torch.")
+            tqdm.write(f"the run goes on in {name}, another number format; its loss scale is "
+                       f"{loss_scale.value:g} now")
         trainer.micro_batch_size = progress.micro_batch_size
         trainer.rows_asked, trainer.rows_computed = progress.rows_asked, progress.rows_computed
         if progress.processes != trainer.group.size:
@@ -1064,6 +1069,13 @@ def reason_to_stop(config: TrainingConfig, loss: float, t: float) -> str:
     if limit and config.early_stop_at <= t < 1 and loss > limit:
         return f"held-out loss {loss:.3f} after {t:.0%} of the budget, above {limit:g}"
     return ""
+
+def all_skipped(progress: Progress) -> str:
+    "One line on a run of which no step changed the weights; empty if one did, or it rolled back."
+    steps = progress.spent.steps
+    if progress.rollbacks or not steps or progress.skipped_steps < steps:
+        return ""
+    return f"none of the {steps} steps had a gradient that was finite; all were left out"
 
 class Validation:
     "Takes the held-out loss at equal parts of a budget, and ends a run that fails."
@@ -1311,10 +1323,12 @@ class TrainingRun:
 
     def finish(self):
         "Save at the end: with a last validation, unless a signal ended the run."
+        self.checkpoints.save_snapshots(self.budget.fraction(self.progress.spent))
         if not self.run_clock.stop_signal:
-            self.checkpoints.save_snapshots(self.budget.fraction(self.progress.spent))
             if not self.progress.stopped:
                 self.validation.take(1.0)  # off the clock, as the paper's evaluation is
+            if not self.progress.stopped:
+                self.progress.stopped = all_skipped(self.progress)
             self.calibration.measure()
             self.progress.finished = True
         self.checkpoints.save()
@@ -1416,7 +1430,7 @@ def outcome(trainer: Trainer, budget: Budget, progress: Progress, clock: Clock) 
         spent=asdict(spent), overshoot=max(0.0, getattr(spent, budget.unit) - budget.amount),
         stopped=progress.stopped, shares=dict(clock.shares), curve=curve,
         heldout_loss=curve[-1]["heldout_loss"],
-        tokens_per_second=spent.tokens / spent.seconds,
+        tokens_per_second=spent.tokens / max(1e-9, spent.seconds),
         matrix_rate=median(progress.matrix_rates) if progress.matrix_rates else None,
         matrix_rates=progress.matrix_rates, compiled=trainer.model_loss.compiled,
         micro_batch_size=trainer.micro_batch_size, exchange=progress.exchange,

@@ -1,7 +1,9 @@
 """What a trainer adds up, counts and restores, looked at without a run."""
 
 import json
+import math
 import shutil
+import signal
 import time
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -12,13 +14,14 @@ import torch
 from conftest import command
 
 from cramming_nb.budget import Budget, Clock, Spent, UserError
-from cramming_nb.checkpoint import save_checkpoint
+from cramming_nb.checkpoint import load_checkpoint, save_checkpoint
 from cramming_nb.corpus import Corpus
 from cramming_nb.distributed import SimulatedGroup
 from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
 from cramming_nb.training import (
+    Checkpoints,
     Interval,
     Logger,
     NoLogger,
@@ -32,6 +35,7 @@ from cramming_nb.training import (
     find_micro_batch,
     later_memory,
     outcome,
+    pretrain,
     read_log,
     reason_to_stop,
     resume,
@@ -45,11 +49,11 @@ def make(tiny):
     corpus, r = Corpus(next(tiny.cache.glob("corpus-*"))), load_recipe(str(tiny.recipe))
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
-    def trainer(rank: int = 0, size: int = 1, optimizer=(), training=(), objective=(), compiled: bool = False):
+    def trainer(rank=0, size=1, optimizer=(), training=(), objective=(), compiled=False, dtype=torch.float32):
         group, masks = SimulatedGroup(rank, size), replace(r.objective, **dict(objective))
         settings = replace(r.optimizer, **dict(optimizer)), r.schedule, replace(r.training, **dict(training))
-        exact = Hardware.detect(torch.float32)
-        return Trainer(corpus, arch, masks, *settings, exact, compiled=compiled, group=group)
+        hardware = Hardware.detect(dtype)
+        return Trainer(corpus, arch, masks, *settings, hardware, compiled=compiled, group=group)
 
     return trainer
 
@@ -239,6 +243,62 @@ def test_float16_may_search_for_its_loss_scale(make, tmp_path, scale, stopped):
     trainer.optimizer.skipped.fill_(1)
     run.write_log()
     assert run.progress.stopped == stopped and run.progress.skipped_steps == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dtype, scale", [(torch.float32, 1), (torch.float16, 2**16)])
+def test_a_run_says_that_its_loss_scale_begins_anew(make, tmp_path, capsys, dtype, scale, rank):
+    """In one line, by the first process, if the number format is another one."""
+    saved, clock = make(), Clock(50_000)
+    checkpoints = Checkpoints(tmp_path, saved, Budget.parse("10step"), clock, Progress())
+    checkpoints.save()
+    checkpoints.wait()
+    resumed = make(rank, dtype=dtype)
+    resume(resumed, tmp_path, clock)
+    assert resumed.optimizer.loss_scale.value == scale
+    said = "float16, another number format; its loss scale is 65536 now" in capsys.readouterr().out
+    assert said == (dtype is torch.float16 and rank == 0)
+
+
+def test_a_signal_in_the_step_that_crosses_a_snapshot_loses_nothing(make, tmp_path):
+    """The 15th of 30 steps begins before 0.49 and ends behind it; then the run is asked to leave."""
+    trainer, progress, signals = make(), Progress(), []
+    take, folders = trainer.update, {f: tmp_path / str(f) for f in (0.49, 0.51)}
+    state = Clock(50_000).start(), progress, NoLogger()
+    run = TrainingRun(trainer, Budget.parse("30step"), tmp_path, *state, folders, signals)
+
+    def update(t):
+        take(t)
+        if progress.spent.steps == 14:
+            signals.append(signal.SIGTERM)
+
+    trainer.update = update
+    run.fit()
+    _, saved = load_checkpoint(folders[0.49])
+    assert (progress.spent.steps, saved["spent"]["steps"], progress.finished) == (15, 15, False)
+    assert not folders[0.51].exists()
+
+
+@pytest.mark.parametrize("broken, stopped", [(4, True), (3, False)])
+def test_a_run_that_left_out_all_steps_says_so(make, tmp_path, broken, stopped):
+    """Of four steps, the first `broken` have a gradient that is not finite."""
+    trainer = make()
+    good, compute = trainer.gradients.full_batch, trainer.accumulate_gradients
+
+    def accumulate_gradients(ids, rows, epochs, t):
+        trainer.gradients.full_batch = math.nan if t < broken / 4 else good
+        compute(ids, rows, epochs, t)
+
+    trainer.accumulate_gradients = accumulate_gradients
+    found = pretrain(trainer, Budget.parse("4step"), tmp_path, Clock(50_000), progress=False)
+    assert found["skipped_steps"] == broken
+    assert found["stopped"].startswith("none of the 4 steps") == stopped
+
+
+def test_a_run_that_stops_before_its_first_step_has_a_speed_of_zero(make, tmp_path):
+    trainer = make(training=dict(early_stop_at=0.0, early_stop_loss=0.5))
+    found = pretrain(trainer, Budget.parse("10s@1000tok/s"), tmp_path, progress=False)
+    assert found["stopped"] and found["spent"]["seconds"] == found["tokens_per_second"] == 0
 
 
 def test_a_graph_for_each_level_is_allowed():
