@@ -20,7 +20,7 @@ from .glue import Protocol
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .options import meanings
-from .schedule import ScheduleConfig, mask_rate, row_length
+from .schedule import LEVELS, ScheduleConfig, mask_rate, row_length
 from .training import TrainingConfig
 
 # %% ../nbs/12_recipes.ipynb #18519423
@@ -50,12 +50,19 @@ class Recipe:
 
 # %% ../nbs/12_recipes.ipynb #05ff4392
 def check_masking(recipe: Recipe):
-    "Refuse a mask rate and a sequence length that leave no token to predict at the start."
-    rate = mask_rate(recipe.schedule, 0.0, recipe.objective.mlm_probability)
-    length = row_length(recipe.schedule, 0.0, recipe.corpus.seq_length)
-    if rate * length < 1:
-        problem = f"masking {rate:g} of rows of {length} tokens predicts no token"
-        raise UserError(f"{problem}; raise the mask rate or the row length")
+    """Refuse mask rates and sequence lengths that leave no token to predict somewhere in a run.
+
+    In each level of the mask rate, sequences are shortest at its start.
+    """
+    schedule = recipe.schedule
+    for part in range(LEVELS):
+        t = schedule.mask_ramp * part / LEVELS + 1e-9  # just inside, whatever is rounded
+        rate = mask_rate(schedule, t, recipe.objective.mlm_probability)
+        length = row_length(schedule, t, recipe.corpus.seq_length)
+        if rate * length < 1:
+            problem = (f"masking {rate:g} of rows of {length} tokens, after {t:.0%} of the "
+                       "budget, predicts no token")
+            raise UserError(f"{problem}; raise the mask rate or the row length")
 
 # %% ../nbs/12_recipes.ipynb #14adf36d
 def flat(recipe: Recipe) -> dict[str, object]:
@@ -79,7 +86,7 @@ def convert(key: str, value: object, kind: type) -> object:
                 return tuple(map(float, value))
         elif kind is float and type(value) in (int, float, str):
             return float(value)
-        elif kind is int and isinstance(value, str) and float(value).is_integer():
+        elif kind is int and type(value) in (float, str) and float(value).is_integer():
             return int(float(value))
         elif isinstance(kind, type) and type(value) is kind:
             return value

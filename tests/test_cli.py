@@ -175,10 +175,12 @@ def test_a_text_is_searched_for_sentences_of_tasks_once(tiny, glue, tmp_path):
 def test_options_set_what_they_say(tiny, tmp_path):
     for words, mistake in {
         "--set corpus.normalizer=unicode schedule.batch_size=16 optimizer.lr=1e-2": None,
+        "--set schedule.batch_size=16.0 training.micro_batch_size=1.0e+1": None,
         "--set corpus.order=random --seed 3": None,
         "--set optimizer.betas=[0.9,0.99]": None,
         "--set optimizer.betas=0.9": "optimizer.betas",
         "--set schedule.batch_size=1.5": "schedule.batch_size",
+        "--set schedule.batch_size=.inf": "schedule.batch_size",
         "--set architecture.embedding_norm=maybe": "architecture.embedding_norm",
     }.items():
         argv = ["run", tiny.recipe, "--source", "files:nosuch", "--budget", "1ktok", *shlex.split(words)]
