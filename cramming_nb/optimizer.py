@@ -66,7 +66,7 @@ class OptimizerConfig:
                  "lion", "soap", "schedule_free", "adafactor"))
     lr: float = option(1e-3, "peak learning rate", at_least=0)
     betas: tuple[float, float] = option(
-        (0.9, 0.98), "decay rates of the mean gradient and of its mean square")
+        (0.9, 0.98), "decay rates of the mean gradient and of its mean square, below 1")
     eps: float = option(
         1e-12, "added to the root of the mean squared gradient", at_least=0)
     weight_decay: float = option(
@@ -80,6 +80,9 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_options(self, "optimizer")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas {list(self.betas)}: give two numbers at least 0, "
+                            "below 1")
 
 # %% ../nbs/07_optimizer.ipynb #c292d1a5
 def parameter_groups(model: nn.Module) -> dict[str, list[str]]:

@@ -59,8 +59,8 @@ class Run:
     def __post_init__(self):
         object.__setattr__(self, "source", full_source(self.source))
         Budget.parse(self.budget)
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise UserError(f"seed {self.seed}: give a whole number, 0 or more")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**53:
+            raise UserError(f"seed {self.seed}: give a whole number, 0 or more, below 2**53")
         if self.finetune_seeds < 0:
             raise UserError(f"finetune_seeds {self.finetune_seeds}: give a number of runs, "
                             "or 0 to leave fine-tuning out")

@@ -94,6 +94,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
     "seed negative": (f"{RUN} --seed -1", "seed", "-1"),
+    "seed of 65 bits": (f"{RUN} --seed {2**64}", "seed 18446744073709551616", "below 2**53"),
     "snapshot past the end": (f"{RUN} --snapshots 0.5 1.5", "snapshot", "1.5", "between 0 and 1"),
     "action": ("recipes shwo", "shwo", "show", "cram recipes --help"),
     "names": ("recipes diff pocket", "diff", "2 names"),
@@ -205,12 +206,38 @@ def test_text_too_short_for_probes_is_refused_before_pretraining(bad, tiny, tmp_
     ["schedule.batch_size=0", "training.micro_batch_size=-1", "training.validations=0", "training.heldout_rows=0"]
     + ["corpus.seq_length=0", "corpus.vocab_size=3", "corpus.heldout=0", "corpus.probe=2", "protocol.batch_size=0"]
     + ["training.keep_checkpoints=0", "training.early_stop_at=2", "schedule.mask_start=1", "schedule.length_start=48"]
-    + ["objective.mlm_probability=0", "objective.mlm_probability=1.5", "architecture.hidden_size=0"],
+    + ["objective.mlm_probability=0", "objective.mlm_probability=1.5", "architecture.hidden_size=0"]
+    + ["optimizer.betas=[2, 0.9]", "optimizer.betas=[0.9, 1]", "optimizer.betas=[-0.1, 0.9]"],
 )
 def test_recipe_that_cannot_run_is_refused(changed):
     key, value = changed.split("=")
     with pytest.raises(UserError, match=key.split(".")[1]):
         change(RECIPES["pocket"], {key: json.loads(value)})
+
+
+@pytest.mark.parametrize(
+    "changed, problem",
+    [
+        ({"objective.mlm_probability": 0.005}, "masking 0.005 of rows of 128 tokens, after 0%"),
+        ({"objective.mlm_probability": 0.005, "schedule.mask_start": 0.3}, "masking 0.005 of rows of 128 .*after 88%"),
+        ({"objective.mlm_probability": 0.3, "schedule.mask_start": 0.005}, "masking 0.005 of rows of 128"),
+        (  # the mask rate falls faster than rows grow; at both ends there are tokens to predict
+            {"objective.mlm_probability": 0.02, "schedule.mask_start": 0.3, "schedule.mask_ramp": 0.1}
+            | {"schedule.length_start": 16, "schedule.length_ramp": 1.0},
+            "masking 0.06 of rows of 16 tokens, after 8%",
+        ),
+    ],
+)
+def test_masks_that_leave_nothing_to_predict_are_refused(changed, problem):
+    """At the start, at the end, or in between."""
+    with pytest.raises(UserError, match=problem + ".*raise the mask rate or the row length"):
+        change(RECIPES["pocket"], changed)
+
+
+def test_masks_that_leave_a_token_everywhere_are_not_refused():
+    """The lowest rate comes when rows have grown: of rows of 16 it would predict nothing."""
+    changed = {"objective.mlm_probability": 0.02, "schedule.mask_start": 0.3}
+    assert change(RECIPES["pocket"], changed | {"schedule.length_start": 16}).objective.mlm_probability == 0.02
 
 
 @pytest.mark.parametrize("text", ["", "3", "m", "-3m", "3 m m", "1e999tok", "nanm", "3m\n4m"])
