@@ -26,6 +26,7 @@ import cramming_nb.corpus
 import cramming_nb.run
 from cramming_nb.checkpoint import load_checkpoint
 from cramming_nb.distributed import PeerLost
+from cramming_nb.run import corpus_of, load_run
 from cramming_nb.training import Trainer, read_log
 
 STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
@@ -149,8 +150,9 @@ BETWEEN = {  # name: (harm between stop and resume, words of the line that refus
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "corpus gone": (lambda s: shutil.rmtree(s.cache), [], None),
-    "text gone": (
-        lambda s: s.text.rename(s.home / "elsewhere"),
+    "text gone": (lambda s: s.text.unlink(), [], None),
+    "corpus and text gone": (
+        lambda s: (shutil.rmtree(s.cache), s.text.rename(s.home / "elsewhere")),
         ["tiny.jsonl", "no such file"],
         lambda s: (s.home / "elsewhere").rename(s.text),
     ),
@@ -501,10 +503,31 @@ def test_text_changed_between_stop_and_resume(stopped, undisturbed):
     """The first half of the run was on another text: it must not go on as though nothing had happened."""
     was = stopped.text.read_text()
     stopped.text.write_text(was.replace("garden", "harbor"))
-    before = contents(stopped.folder)
+    corpus, before = stopped.corpus(), contents(stopped.folder)
+    corpus.rename(stopped.home / "away")
     result = stopped.run()
     assert contents(stopped.folder) == before, result.out
-    one_line(result, "tiny.jsonl")
+    one_line(result, "tiny.jsonl", "put it back")
+    (stopped.home / "away").rename(corpus)  # now there are two, and the run goes on with its own
+    result = stopped.run()
+    assert result.code == 0 and "goes on with the corpus it began with" in result.out
+    assert learned(stopped.folder) == learned(undisturbed)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_of_two_corpora_with_the_same_sequences_a_run_takes_its_own(old, stopped):
+    """Its record names the text of its corpus. In folders of older versions, only the sequences tell."""
+    own = stopped.corpus()
+    for name in ("corpus-0", "corpus-z"):
+        shutil.copytree(own, stopped.cache / name)
+    path = stopped.folder / "run.json"
+    values = json.loads(path.read_text())
+    assert values["corpus"] == own.name
+    if old:
+        del values["corpus"]
+        path.write_text(json.dumps(values))
+    run = load_run(stopped.folder, stopped.cache)
+    assert corpus_of(run).folder.name == ("corpus-0" if old else own.name)
 
 
 def test_recipe_gone_does_not_let_another_run_in(stopped, undisturbed):
