@@ -73,10 +73,13 @@ class Run:
 # %% ../nbs/16_run.ipynb #415a4be4
 def run_name(recipe: str, source: str, budget: str, seed: int) -> str:
     "The default name of a run's folder: recipe, text, budget and seed."
-    path = Path(source)
+    path = Path(source.partition("#")[0])
     while "*" in path.name or "?" in path.name:  # a pattern is named after its folder
         path = path.parent
-    text = path.name.removeprefix("files:").split(".")[0] or "files"
+    text = path.name.removeprefix("files:") or "files"
+    if source.startswith("hub:") and len(path.parts) == 3:  # owner, dataset and configuration
+        text = "_".join(path.parts[1:])
+    text = re.sub(r"(\.(txt|md|jsonl|csv|parquet))?(\.(gz|zst))?$", "", text)
     return re.sub(r"[^\w.-]+", "_", f"{recipe}-{text}-{budget}-{seed}")
 
 # %% ../nbs/16_run.ipynb #11f3c1e8
