@@ -249,7 +249,7 @@ def adopt_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, np.ndarray]:
     flags = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
     state["added_tokens"] = [dict(id=i, content=token) | flags
                              for i, token in enumerate(SPECIAL_TOKENS)]
-    state["post_processor"] = None
+    state["post_processor"] = state["truncation"] = state["padding"] = None  # not for our use
     return with_cls_sep(Tokenizer.from_str(json.dumps(state))), new_ids
 
 # %% ../nbs/02_tokenizer.ipynb #0a5aff81
