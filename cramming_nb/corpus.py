@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['SHUFFLE_SEED', 'ORDERS', 'DEDUP_CHUNKS', 'SHUFFLED_CHUNKS', 'TOKEN_FIELDS', 'CorpusConfig', 'first_copies',
            'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'fitted_config', 'Encoder', 'encoder',
-           'tokenise', 'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'token_type', 'segments',
-           'random', 'sentence_length', 'unigram', 'reverse_unigram', 'word_length', 'fragment', 'unigram_entropy',
-           'clean_chunk', 'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup', 'positions_by_chunk', 'count_chunk',
-           'sampled_tokenizer', 'token_columns', 'tokenise_chunk', 'fill_tokens', 'translate_chunk', 'fill_adopted',
-           'chunk_tokens', 'chosen_tokens', 'shuffled_tokens', 'grams_of', 'overlap_chunk', 'overlaps',
-           'choose_documents', 'token_counts', 'sort_shards', 'write_probes', 'training_tokens', 'rows_per_shard',
-           'write_packed', 'write_corpus', 'settings_of', 'corpus_key', 'build_corpus', 'permutation', 'Corpus',
-           'documents_identity', 'vocabulary_note', 'get_corpus', 'spread_rows', 'statistics', 'draw']
+           'token_counter', 'count_tokens', 'tokenise', 'split_documents', 'select_documents', 'shuffled_documents',
+           'pack', 'token_type', 'segments', 'random', 'sentence_length', 'unigram', 'reverse_unigram', 'word_length',
+           'fragment', 'unigram_entropy', 'clean_chunk', 'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup',
+           'positions_by_chunk', 'count_chunk', 'sampled_tokenizer', 'token_columns', 'tokenise_chunk', 'fill_tokens',
+           'translate_chunk', 'fill_adopted', 'chunk_tokens', 'chosen_tokens', 'shuffled_tokens', 'grams_of',
+           'overlap_chunk', 'overlaps', 'choose_documents', 'token_counts', 'sort_shards', 'write_probes',
+           'training_tokens', 'rows_per_shard', 'write_packed', 'write_corpus', 'settings_of', 'corpus_key',
+           'build_corpus', 'permutation', 'Corpus', 'documents_identity', 'vocabulary_note', 'get_corpus',
+           'spread_rows', 'statistics', 'draw']
 
 # %% ../nbs/03_corpus.ipynb #c82fc6f6
-import hashlib, itertools, json
+import hashlib, itertools, json, os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -140,6 +141,23 @@ def encoder(path: str) -> Encoder:
     "The encoder of this process for a tokenizer.json; the last one is kept."
     return Encoder(path)
 
+@lru_cache(1)
+def token_counter(path: str, modified: int) -> Tokenizer:
+    """A tokenizer.json, set to count all tokens of a text; the last one is kept.
+
+    `modified` is the time of the file, in nanoseconds, so that a changed file is read again.
+    """
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+def count_tokens(texts: list[str], path: str) -> np.ndarray:
+    "How many tokens each text has by a tokenizer.json, without special tokens, int64 [texts]."
+    counter = token_counter(path, os.stat(path).st_mtime_ns)
+    encodings = counter.encode_batch(texts, add_special_tokens=False)
+    return np.array([len(encoding.ids) for encoding in encodings], np.int64)
+
 def tokenise(texts: list[str], tokenizer: str,
              filter_tokenizer: str = "") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Token ids of all texts, int32 [tokens], end to end, and two numbers for each, int64 [texts].
@@ -150,8 +168,7 @@ def tokenise(texts: list[str], tokenizer: str,
     """
     ids, lengths, costs = encoder(tokenizer)(texts)
     if filter_tokenizer:
-        encodings = Tokenizer.from_file(filter_tokenizer).encode_batch(texts)
-        costs = np.array([len(encoding.ids) for encoding in encodings])
+        costs = count_tokens(texts, filter_tokenizer)
     return np.insert(ids, np.cumsum(lengths), SEP), lengths + 1, costs
 
 # %% ../nbs/03_corpus.ipynb #4ca4573e

@@ -22,9 +22,11 @@ from cramming_nb.corpus import (
     CorpusConfig,
     chosen_tokens,
     chunk_tokens,
+    count_tokens,
     get_corpus,
     pack,
     shuffled_tokens,
+    tokenise,
 )
 from cramming_nb.data import BATCH, batches
 from cramming_nb.stages import (
@@ -39,6 +41,7 @@ from cramming_nb.stages import (
     write_chunk,
     write_shards,
 )
+from cramming_nb.tokenizer import train_tokenizer
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
@@ -387,6 +390,31 @@ def test_borrowed_tokenizer_counts_for_the_filter(finished, tmp_path):
     assert kept == [0, 200]
     with pytest.raises(UserError, match="no such file"):
         get_corpus(docs, CorpusConfig(filter_tokenizer="nosuch.json"), tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("setting", ["none", "truncation", "padding"])
+def test_borrowed_tokenizer_counts_all_tokens_of_the_text_alone(setting, tmp_path):
+    """What its file says about cutting, padding and special tokens is for other uses."""
+    texts = ["the old garden follows a river " * 40, "a short one"]
+    own, borrowed = (train_tokenizer(texts, size, or_fewer=True) for size in (200, 120))
+    plain = [len(borrowed.encode(text, add_special_tokens=False).ids) for text in texts]
+    if setting == "truncation":
+        borrowed.enable_truncation(16)
+    if setting == "padding":
+        borrowed.enable_padding()
+    own.save(str(tmp_path / "own.json"))
+    borrowed.save(str(tmp_path / "borrowed.json"))
+    _, _, costs = tokenise(texts, str(tmp_path / "own.json"), str(tmp_path / "borrowed.json"))
+    assert costs.tolist() == plain and plain[0] > 20 * plain[1]
+
+
+def test_borrowed_tokenizer_is_read_again_if_its_file_changed(tmp_path):
+    texts, path, counts = ["garden " * 9], tmp_path / "borrowed.json", []
+    for number, known in enumerate(("garden", "g a r d e n")):
+        train_tokenizer([known] * 9, 400, or_fewer=True).save(str(path))
+        os.utime(path, (number, number))
+        counts.append(count_tokens(texts, str(path)).item())
+    assert counts == [9, 9 * 6]
 
 
 def test_hub_dataset_from_a_local_builder(tmp_path, monkeypatch):
