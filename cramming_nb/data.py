@@ -497,7 +497,8 @@ def single_identity(source: str) -> dict:
     paths = source_files(spec)
     files = [dict(name=Path(path).name, bytes=os.path.getsize(path),
                   modified=os.stat(path).st_mtime_ns) for path in paths]
-    identity = dict(source=f"files:{Path(rest).name or rest}", files=files)
+    identity = dict(source=f"files:{Path(spec).name or spec}{rest.removeprefix(spec)}",
+                    files=files)
     if long_files(paths):
         identity["cut"] = [SHORTEST, LONGEST]
     return identity
