@@ -189,10 +189,17 @@ def read_jsonl(path: str, column: str) -> Iterator[dict]:
             yield row
 
 def read_csv(path: str, column: str) -> Iterator[dict]:
-    "Read comma-separated values with a header."
-    csv.field_size_limit(1 << 30)
+    "Read comma-separated values with a header; a wrong quote is an error."
+    csv.field_size_limit(1 << 30)  # characters
     with open_text(path) as file:
-        yield from csv.DictReader(file)
+        rows, last_line = csv.DictReader(file, strict=True), 1
+        try:
+            for row in rows:
+                yield row
+                last_line = rows.line_num
+        except csv.Error as error:
+            problem = f"the row after line {last_line} cannot be read ({error})"
+            raise UserError(f"{path}: {problem}; check its quotes") from None
 
 def read_parquet(path: str, column: str) -> Iterator[dict]:
     "Read a Parquet file, 1,024 rows at a time."
@@ -283,7 +290,7 @@ def file_documents(paths: list[str], column: str = "text",
         try:
             for number, row in enumerate(read(path, column)):
                 yield file_document(row, path, number, column)
-        except (OSError, EOFError, ValueError, csv.Error) as error:
+        except (OSError, EOFError, ValueError) as error:
             problem = f"cannot be read to its end ({first_line(error)})"
             raise UserError(f"{path}: {problem}; copy or unpack it again") from None
 

@@ -364,6 +364,8 @@ def test_one_document_of_many_chunks(tmp_path):
         ("cut.jsonl", b'{"text": "the old garden"}\n{"text": "cut o', "line 2: not JSON"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "the old garden"}\n' * 999)[:-9], "cannot be read to its end"),
         ("bytes.jsonl", b'{"text": "\xff\xfe and so on"}\n', "usable documents"),
+        ("quote.csv", b'text,n\nthe garden,1\n"the river,2\nthe kettle,3\n', "after line 2 .*check its quotes"),
+        ("quoted.csv", b'text,n\n"the garden" and more,1\n', "after line 1 .*check its quotes"),
         ("nul.jsonl", b'{"text": "a"}\n\0\0\0\n', "line 2: not JSON"),
         ("tokens.jsonl#input_ids", b'{"input_ids": [1, -2]}\n', "tokenizer"),
     ],
