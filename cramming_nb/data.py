@@ -162,10 +162,13 @@ def machine_documents(names: str = "", progress: bool = True) -> Iterator[dict]:
 
 # %% ../nbs/01_data.ipynb #a527b112
 def open_text(path: str) -> io.TextIOBase:
-    "Open a text file, decompressing .gz and .zst; bytes that are not UTF-8 become U+FFFD."
+    """Open a text file, decompressing .gz and .zst.
+
+    A byte-order mark is left out; bytes that are not UTF-8 become U+FFFD.
+    """
     stream = pyarrow.input_stream(path, compression="detect", buffer_size=1 << 20)  # by suffix
     buffered = io.BufferedReader(stream, 1 << 20)
-    return io.TextIOWrapper(buffered, encoding="utf-8", errors="replace", newline="")
+    return io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace", newline="")
 
 # %% ../nbs/01_data.ipynb #5acd4c47
 TOKENS = "input_ids"  # a column of this name holds token ids, not text

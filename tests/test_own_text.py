@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from conftest import command, lines
 
 from cramming_nb.corpus import CorpusConfig, get_corpus
@@ -72,3 +73,12 @@ def test_a_row_keeps_its_id_even_if_it_is_zero(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = [document["id"] for document in documents(f"files:{path}")]
     assert found == ["0", "x", "some.jsonl-2", "some.jsonl-3"]
+
+
+@pytest.mark.parametrize(
+    "name, text", [("a.csv", "text,n\nthe garden,1\n"), ("a.jsonl", '{"text": "the garden"}\n'), ("a.txt", "the garden")]
+)
+def test_a_byte_order_mark_is_no_part_of_the_text(name, text, tmp_path):
+    """Excel's "CSV UTF-8" begins with one."""
+    (tmp_path / name).write_bytes(text.encode("utf-8-sig"))
+    assert [document["text"] for document in documents(f"files:{tmp_path / name}")] == ["the garden"]
