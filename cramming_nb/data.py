@@ -7,12 +7,12 @@ __all__ = ['NOT_STDLIB', 'TOKENS', 'READERS', 'LONG_FILE', 'SHORTEST', 'LONGEST'
            'CONTROL', 'BATCH', 'docstrings', 'normalized_name', 'dependencies', 'package_files', 'stdlib_files',
            'cache_dir', 'read_docstrings', 'docstrings_file', 'read_packages', 'machine_modules', 'machine_packages',
            'machine_documents', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet', 'file_suffix',
-           'file_format', 'folder_files', 'source_files', 'is_document', 'given_id', 'file_document', 'first_line',
-           'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long', 'hub_spec', 'remote_revision',
-           'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer', 'is_path', 'single_sources',
-           'full_source', 'long_files', 'file_groups', 'source_parts', 'documents', 'single_identity', 'source_notes',
-           'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch', 'repeated_bytes', 'join_texts',
-           'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
+           'file_format', 'folder_files', 'source_files', 'is_document', 'row_text', 'given_id', 'file_document',
+           'first_line', 'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long', 'hub_spec',
+           'remote_revision', 'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer', 'is_path',
+           'single_sources', 'full_source', 'long_files', 'file_groups', 'source_parts', 'documents', 'single_identity',
+           'source_notes', 'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch', 'repeated_bytes',
+           'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
 
 # %% ../nbs/01_data.ipynb #1fccb23b
 import ast, csv, gc, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re
@@ -198,6 +198,9 @@ def read_csv(path: str, column: str) -> Iterator[dict]:
         rows, last_line = csv.DictReader(file, strict=True), 1
         try:
             for row in rows:
+                if row.get(column, "") is None:
+                    problem = "fewer cells than the header; a text of several lines needs quotes"
+                    raise UserError(f"{path}, line {rows.line_num}: {problem}")
                 yield row
                 last_line = rows.line_num
         except csv.Error as error:
@@ -256,13 +259,24 @@ def source_files(pattern: str) -> list[str]:
 
 # %% ../nbs/01_data.ipynb #ff8c0efd
 def is_document(row: object, column: str) -> bool:
-    "Whether a row holds text in `column`, or token ids if `column` is the column of token ids."
+    """Whether a row holds text in `column`, or token ids if `column` is the column of token ids.
+
+    A null counts as a text without a letter.
+    """
     if not isinstance(row, dict) or column not in row:
         return False
     value = row[column]
+    if value is None:
+        return True
     if column == TOKENS:
         return isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)
     return isinstance(value, str)
+
+def row_text(row: dict, column: str) -> str | list[int]:
+    "The text of a row, or its token ids; a null is an empty text, which cleaning drops."
+    if row[column] is None:
+        return [] if column == TOKENS else ""
+    return row[column]
 
 def given_id(row: dict, otherwise: object) -> str:
     "A row's own id, which may be 0; or another, if it has none or an empty one."
@@ -276,7 +290,7 @@ def file_document(row: object, path: str, number: int, column: str) -> dict:
         problem = f"no text in column {column!r} of row {number + 1} (columns: {columns})"
         raise UserError(f"{path}: {problem}; name it as files:GLOB#COLUMN")
     name = Path(path).name
-    return dict(text=row[column], id=given_id(row, f"{name}-{number}"),
+    return dict(text=row_text(row, column), id=given_id(row, f"{name}-{number}"),
                 source=str(row.get("source") or name.split(".")[0]))
 
 def first_line(error: Exception) -> str:
@@ -396,7 +410,7 @@ def hub_documents(spec: str, column: str = "text") -> Iterator[dict]:
         if not is_document(row, column):
             problem = f"no text column {column!r} (columns: {', '.join(row)})"
             raise UserError(f"hub:{spec}: {problem}; name it as #COLUMN")
-        yield dict(text=row[column], id=given_id(row, number),
+        yield dict(text=row_text(row, column), id=given_id(row, number),
                    source=str(row.get("source") or name))
 
 # %% ../nbs/01_data.ipynb #b2c8bddf

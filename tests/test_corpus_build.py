@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from conftest import Killable, child, command, hidden, sentence, write_jsonl
 
@@ -366,6 +368,9 @@ def test_one_document_of_many_chunks(tmp_path):
         ("bytes.jsonl", b'{"text": "\xff\xfe and so on"}\n', "usable documents"),
         ("quote.csv", b'text,n\nthe garden,1\n"the river,2\nthe kettle,3\n', "after line 2 .*check its quotes"),
         ("quoted.csv", b'text,n\n"the garden" and more,1\n', "after line 1 .*check its quotes"),
+        ("short.csv", b'n,text\n1,the garden\nand a river\n', "line 3: fewer cells than the header"),
+        ("absent.jsonl", b'{"text": "the garden"}\n{"n": 1}\n', "no text in column 'text' of row 2"),
+        ("nulls.jsonl", b'{"text": null}\n' * 9, "the text has 0 usable documents"),
         ("nul.jsonl", b'{"text": "a"}\n\0\0\0\n', "line 2: not JSON"),
         ("tokens.jsonl#input_ids", b'{"input_ids": [1, -2]}\n', "tokenizer"),
     ],
@@ -432,6 +437,22 @@ def test_hub_dataset_from_a_local_builder(tmp_path, monkeypatch):
     again = get_corpus("hub:demo/texts", CONFIG, tmp_path, progress=False)
     assert again.manifest["identity"]["revision"] != first.manifest["identity"]["revision"]
     assert again.manifest["stages"][0]["documents"] == 180
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
+def test_rows_whose_text_is_null_are_counted_and_dropped(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    rows = documents_of(200)
+    for i in (0, 7, 199):
+        rows[i]["text"] = None
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "texts/train.parquet")
+    else:
+        write_jsonl(tmp_path / "texts" / "train.jsonl", rows)
+    source = "hub:texts" if kind == "hub" else f"files:texts/train.{kind}"
+    corpus = get_corpus(source, CONFIG, tmp_path / "cache", progress=False)
+    assert [stage["documents"] for stage in corpus.manifest["stages"][:2]] == [200, 197]
 
 
 def test_sentences_are_reported_and_removed(tmp_path):
