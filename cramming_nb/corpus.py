@@ -27,9 +27,8 @@ import pyarrow, pyarrow.parquet
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from .budget import UserError
-from .data import (Grams, batches, cache_dir, clean_batch, compressible, deduplicate,
-    full_source, source_identity,
-    source_notes, source_parts, source_tokenizer)
+from .data import (Grams, batches, cache_dir, clean, clean_batch, compressible,
+    deduplicate, full_source, source_identity, source_notes, source_parts, source_tokenizer)
 from .options import check_options, option
 from .stages import (ENGINES, SCHEMA, SHARD_BYTES, Local, Ray, ShardedArray, StageTable,
     add_rates, atomic_write, base_name, cached_stage, chunk_paths, damaged, file_checksum,
@@ -416,8 +415,8 @@ def translate_chunk(batch: dict, path: Path, new_ids: np.ndarray, dtype: type):
     hashes = [hashlib.blake2b(np.array(ids, np.int64).tobytes(), digest_size=8) for ids in rows]
     fingerprints = np.array([int.from_bytes(value.digest()) for value in hashes], np.uint64)
     columns = token_columns(new_ids[flat], lengths, np.zeros(len(lengths), np.int64), dtype)
-    write_chunk(path, columns | dict(id=batch["id"], source=batch["source"],
-                                     fingerprint=fingerprints, characters=lengths))
+    names = {name: [clean(value) for value in batch[name]] for name in ("id", "source")}
+    write_chunk(path, columns | names | dict(fingerprint=fingerprints, characters=lengths))
 
 def fill_adopted(folder: Path, table: StageTable, workers: Local | Ray, parts: list, tokenizer: str,
                  config: CorpusConfig, progress: bool = True):
@@ -756,7 +755,7 @@ def get_corpus(source: str | list[dict],       # source string, or dicts of text
             notes = source_notes(source) if progress else []
             parts = source_parts(source, progress)
             for note in notes:
-                tqdm.write(note)
+                tqdm.write(clean(note))  # a file's name may hold bytes that cannot be printed
         else:
             parts = [partial(iter, source)]
         with ENGINES[engine]() if isinstance(engine, str) else engine as workers:

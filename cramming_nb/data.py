@@ -6,13 +6,13 @@
 __all__ = ['NOT_STDLIB', 'TOKENS', 'READERS', 'LONG_FILE', 'SHORTEST', 'LONGEST', 'FEW_FILES', 'BLANK_LINE', 'HUB', 'SOURCES',
            'CONTROL', 'BATCH', 'docstrings', 'normalized_name', 'dependencies', 'package_files', 'stdlib_files',
            'cache_dir', 'read_docstrings', 'docstrings_file', 'read_packages', 'machine_modules', 'machine_packages',
-           'machine_documents', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet', 'file_suffix',
-           'file_format', 'folder_files', 'source_files', 'is_document', 'row_text', 'given_id', 'file_document',
-           'first_line', 'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long', 'hub_spec',
-           'remote_revision', 'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer', 'is_path',
-           'single_sources', 'full_source', 'long_files', 'file_groups', 'source_parts', 'documents', 'single_identity',
-           'source_notes', 'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch', 'repeated_bytes',
-           'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
+           'machine_documents', 'open_file', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet',
+           'file_suffix', 'file_format', 'folder_files', 'source_files', 'is_document', 'row_text', 'given_id',
+           'file_document', 'first_line', 'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long',
+           'hub_spec', 'remote_revision', 'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer',
+           'is_path', 'single_sources', 'full_source', 'long_files', 'file_groups', 'source_parts', 'documents',
+           'single_identity', 'source_notes', 'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch',
+           'repeated_bytes', 'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
 
 # %% ../nbs/01_data.ipynb #1fccb23b
 import ast, csv, gc, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re
@@ -161,12 +161,17 @@ def machine_documents(names: str = "", progress: bool = True) -> Iterator[dict]:
     yield from machine_modules(packages)
 
 # %% ../nbs/01_data.ipynb #a527b112
+def open_file(path: str) -> pyarrow.NativeFile:
+    "Open a file for pyarrow, which expects names in UTF-8, by the bytes of its name."
+    return pyarrow.OSFile(os.fsencode(path))
+
 def open_text(path: str) -> io.TextIOBase:
     """Open a text file, decompressing .gz and .zst.
 
     A byte-order mark is left out; bytes that are not UTF-8 become U+FFFD.
     """
-    stream = pyarrow.input_stream(path, compression="detect", buffer_size=1 << 20)  # by suffix
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
+    stream = pyarrow.input_stream(open_file(path), compression, buffer_size=1 << 20)
     buffered = io.BufferedReader(stream, 1 << 20)
     return io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace", newline="")
 
@@ -209,8 +214,9 @@ def read_csv(path: str, column: str) -> Iterator[dict]:
 
 def read_parquet(path: str, column: str) -> Iterator[dict]:
     "Read a Parquet file, 1,024 rows at a time."
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024):
-        yield from batch.to_pylist()
+    with open_file(path) as file:
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(1024):
+            yield from batch.to_pylist()
 
 READERS = {".txt": read_text, ".md": read_text, ".jsonl": read_jsonl, ".csv": read_csv,
            ".parquet": read_parquet}
@@ -585,8 +591,8 @@ def batches(docs: Iterable[dict], size: int = BATCH) -> Iterator[dict]:
         yield dict(batch)
 
 def clean_batch(batch: dict) -> dict:
-    "Clean the texts of a batch, drop empty ones, and add columns `fingerprint`, `characters`."
-    columns = batch | dict(text=[clean(text) for text in batch["text"]])
+    "Clean a batch, drop empty texts, and add columns `fingerprint`, `characters`."
+    columns = {name: [clean(str(value)) for value in values] for name, values in batch.items()}
     keep = [i for i, text in enumerate(columns["text"]) if text]
     kept = {name: [values[i] for i in keep] for name, values in columns.items()}
     prints = np.array([fingerprint(text) for text in kept["text"]], np.uint64)

@@ -1,12 +1,16 @@
 """Own text as people have it: a book in one file, a folder, a bare path, a text that fills few pieces."""
 
+import gzip
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from conftest import command, lines
 
 from cramming_nb.corpus import CorpusConfig, get_corpus
 from cramming_nb.data import FEW_FILES, documents, source_files
+from cramming_nb.tokenizer import train_tokenizer
 
 
 def book(tiny) -> str:
@@ -82,3 +86,40 @@ def test_a_byte_order_mark_is_no_part_of_the_text(name, text, tmp_path):
     """Excel's "CSV UTF-8" begins with one."""
     (tmp_path / name).write_bytes(text.encode("utf-8-sig"))
     assert [document["text"] for document in documents(f"files:{tmp_path / name}")] == ["the garden"]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl.gz", ".parquet"])
+def test_a_file_whose_name_is_not_utf8_is_read(suffix, tmp_path, capsys):
+    """Names in old archives are in Latin-1; Python keeps such bytes as halves of surrogate pairs."""
+    texts = [f"The old garden number {i} follows a quiet river to the sea." for i in range(400)]
+    path = f"{tmp_path}/caf\udce9{suffix}"
+    if suffix == ".parquet":
+        with open(path, "wb") as file:
+            pyarrow.parquet.write_table(pyarrow.table(dict(text=texts)), file)
+    else:
+        rows = "".join(json.dumps(dict(text=text)) + "\n" for text in texts)
+        with gzip.open(path, "wt") if suffix.endswith(".gz") else open(path, "w") as file:
+            file.write(rows if ".jsonl" in suffix else "\n\n".join(texts))
+    config = CorpusConfig(vocab_size=200, seq_length=32, filter_threshold=0, heldout=0.1, probe=0.2)
+    corpus = get_corpus(str(tmp_path), config, tmp_path / "cache")
+    assert {document["source"] for document in corpus.probe_documents()} == {"caf"}
+    assert ("caf .txt: cut into documents" in capsys.readouterr().out) == (suffix == ".txt")
+
+
+def test_halves_of_surrogate_pairs_in_ids_and_sources(tmp_path):
+    half = "web \ud83d"
+    rows = [dict(text=f"garden {i} and a river", id=f"{half}{i}", source=half) for i in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = CorpusConfig(vocab_size=120, seq_length=16, filter_threshold=0, heldout=0.2, probe=0.2)
+    corpus = get_corpus(f"files:{tmp_path}/a.jsonl", config, tmp_path / "cache", progress=False)
+    assert {document["source"] for document in corpus.probe_documents()} == {"web"}
+
+
+def test_halves_of_surrogate_pairs_in_sources_of_token_ids(tmp_path):
+    tokenizer = train_tokenizer(["garden and river"] * 9, 100, or_fewer=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    rows = [dict(input_ids=tokenizer.encode(f"garden {'and ' * i}").ids, source="web \ud83d") for i in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = CorpusConfig(vocab_size=tokenizer.get_vocab_size(), seq_length=16, heldout=0.2, probe=0.2)
+    corpus = get_corpus(f"files:{tmp_path}/a.jsonl#input_ids", config, tmp_path / "cache", progress=False)
+    assert {document["source"] for document in corpus.probe_documents()} == {"web"}
