@@ -7,10 +7,10 @@ __all__ = ['SHUFFLE_SEED', 'ORDERS', 'DEDUP_CHUNKS', 'SHUFFLED_CHUNKS', 'TOKEN_F
            'sample_documents', 'check_normalizer', 'corpus_tokenizer', 'fitted_config', 'Encoder', 'encoder',
            'token_counter', 'count_tokens', 'tokenise', 'split_documents', 'select_documents', 'shuffled_documents',
            'pack', 'token_type', 'segments', 'random', 'sentence_length', 'unigram', 'reverse_unigram', 'word_length',
-           'fragment', 'unigram_entropy', 'clean_chunk', 'read_part', 'fill_text', 'dedup_chunks', 'fill_dedup',
-           'positions_by_chunk', 'count_chunk', 'sampled_tokenizer', 'token_columns', 'tokenise_chunk', 'fill_tokens',
-           'translate_chunk', 'fill_adopted', 'chunk_tokens', 'chosen_tokens', 'shuffled_tokens', 'grams_of',
-           'overlap_chunk', 'overlaps', 'choose_documents', 'token_counts', 'sort_shards', 'write_probes',
+           'fragment', 'unigram_entropy', 'clean_chunk', 'read_part', 'check_enough', 'fill_text', 'dedup_chunks',
+           'fill_dedup', 'positions_by_chunk', 'count_chunk', 'sampled_tokenizer', 'token_columns', 'tokenise_chunk',
+           'fill_tokens', 'translate_chunk', 'fill_adopted', 'chunk_tokens', 'chosen_tokens', 'shuffled_tokens',
+           'grams_of', 'overlap_chunk', 'overlaps', 'choose_documents', 'token_counts', 'sort_shards', 'write_probes',
            'training_tokens', 'rows_per_shard', 'write_packed', 'write_corpus', 'settings_of', 'corpus_key',
            'build_corpus', 'permutation', 'Corpus', 'documents_identity', 'vocabulary_note', 'get_corpus',
            'spread_rows', 'statistics', 'draw']
@@ -297,6 +297,12 @@ def read_part(part: Callable[[], Iterator[dict]]) -> Iterator[dict]:
     "The batches of a part of a source, a function that yields documents."
     return batches(part())
 
+def check_enough(number: int, kind: str):
+    "Refuse a text of fewer than three documents; `kind` is what was counted."
+    if number < 3:
+        raise UserError(f"the text has {number} {kind}; at least 3 are needed, "
+                        "to train on, to hold out and for the probes")
+
 def fill_text(folder: Path, table: StageTable, workers: Local | Ray, parts: list,
               progress: bool = True):
     "Stage text: read and clean the parts of a source."
@@ -306,9 +312,7 @@ def fill_text(folder: Path, table: StageTable, workers: Local | Ray, parts: list
     num_read = [json.loads(schema.metadata[b"read"]) for schema in schemas]
     table.add("read", *np.sum(num_read or [[0, 0]], 0))
     unique = first_copies(read_column(folder, "fingerprint")) if num_read else []
-    if len(unique) < 3:
-        raise UserError(f"the text has {len(unique)} usable documents; at least 3 are needed, "
-                        "to train on, to hold out and for the probes")
+    check_enough(len(unique), "usable documents")
     table.add("clean", len(unique), read_column(folder, "characters")[unique].sum())
 
 # %% ../nbs/03_corpus.ipynb #6f01522d
@@ -428,6 +432,8 @@ def fill_adopted(folder: Path, table: StageTable, workers: Local | Ray, parts: l
     write_text(folder / "tokenizer.json", adopted.to_str(pretty=True))
     write = partial(translate_chunk, new_ids=new_ids, dtype=token_type(config.vocab_size))
     write_batches(write, [partial(read_part, part) for part in parts], folder, workers, progress)
+    unique = first_copies(read_column(folder, "fingerprint")) if chunk_paths(folder) else []
+    check_enough(len(unique), "different rows of token ids")
     lengths = read_column(folder, "length")
     table.add("read", len(lengths), 0, tokens=int(lengths.sum()))
 

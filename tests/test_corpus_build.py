@@ -382,6 +382,17 @@ def test_files_that_are_not_what_they_seem(name, content, words, tmp_path):
     assert not list((tmp_path / "cache").glob("*/*"))
 
 
+@pytest.mark.parametrize("rows, different", [([], 0), ([[7, 8, 9]] * 9, 1), ([[7, 8], [8, 7]], 2)])
+def test_too_few_rows_of_token_ids(rows, different, tmp_path):
+    tokenizer = train_tokenizer(["garden"] * 9, 100, or_fewer=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_jsonl(tmp_path / "rows.jsonl", [dict(input_ids=row) for row in rows])
+    config = CorpusConfig(vocab_size=tokenizer.get_vocab_size(), seq_length=16)
+    with pytest.raises(UserError, match=f"the text has {different} different rows of token ids; at least 3"):
+        get_corpus(f"files:{tmp_path}/rows.jsonl#input_ids", config, tmp_path / "cache", progress=False)
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
 def test_borrowed_tokenizer_counts_for_the_filter(finished, tmp_path):
     borrowed = next(finished.tiny.cache.glob("corpus-*/tokenizer.json"))
     docs = documents_of(200)
