@@ -524,6 +524,9 @@ def choose_documents(text: Path, tokens: Path, config: CorpusConfig, avoid: list
         if config.decontaminate:
             kept = kept[~overlap]
         add_to_table("overlap")
+        if len(kept) < 3:
+            raise UserError(f"decontamination leaves {len(kept)} of {len(overlap)} documents; give "
+                            "more text, or keep all with --set corpus.decontaminate=false")
     return kept, split_documents(prints[kept], sizes[kept], config.heldout, config.probe), report
 
 # %% ../nbs/03_corpus.ipynb #869714ef

@@ -480,6 +480,17 @@ def test_sentences_are_reported_and_removed(tmp_path):
     assert documents == [200, 199]
 
 
+@pytest.mark.filterwarnings("error")
+def test_sentences_that_remove_almost_every_document_are_named(tmp_path):
+    docs = documents_of(30)
+    config = CorpusConfig(**{**CONFIG.__dict__, "decontaminate": True})
+    for left in (0, 2):
+        avoid = [doc["text"] for doc in docs[left:]]
+        with pytest.raises(UserError, match=f"decontamination leaves {left} of 30 .*corpus.decontaminate=false"):
+            get_corpus(docs, config, tmp_path, progress=False, avoid=avoid)
+    assert not list(tmp_path.glob("corpus-*"))
+
+
 def test_inspect_shows_rows_statistics_and_a_picture(finished, tmp_path):
     said = (
         finished.tiny,
