@@ -175,9 +175,9 @@ def split_documents(fingerprints: np.ndarray, sizes: np.ndarray, heldout: float,
                     most: int = 20_000_000) -> np.ndarray:
     """Which documents train (0), are held out (1) or feed the probes (2), int8 [documents].
 
-    `heldout` and `probe` are shares of the characters, at most `most` characters each. The
-    documents with the smallest fingerprints are chosen, those of moderate size first, so that a
-    change in other documents changes the split of few.
+    `heldout` and `probe` are shares of the characters, at most `most` characters each; a share
+    above 0 is one document at least. The documents with the smallest fingerprints are chosen,
+    those of moderate size first, so that a change in other documents changes the split of few.
     """
     num_held, num_probed = min(heldout * sizes.sum(), most), min(probe * sizes.sum(), most)
     median = np.median(sizes)
@@ -192,7 +192,7 @@ def split_documents(fingerprints: np.ndarray, sizes: np.ndarray, heldout: float,
     before = np.cumsum(sizes[order]) - sizes[order]  # characters in documents that come first
     split = np.zeros(len(fingerprints), np.int8)
     split[order] = np.select([before < num_held, before < num_held + num_probed], [1, 2])
-    if not (split == 2).any() and len(order) > 1:
+    if probe > 0 and not (split == 2).any() and len(order) > 1:
         split[order[1]] = 2
     return split
 

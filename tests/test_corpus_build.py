@@ -162,6 +162,13 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
         raise AssertionError("workers outlive a build that was killed")
 
 
+def test_a_corpus_without_probes(tmp_path):
+    config = CorpusConfig(**{**CONFIG.__dict__, "probe": 0})
+    corpus = get_corpus(documents_of(100), config, tmp_path, progress=False)
+    assert corpus.probe_documents() == [] and len(corpus.heldout) > 0
+    corpus.verify()
+
+
 def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_module, "SHARD_BYTES", 1 << 17)  # several shards
     sort_shards = corpus_module.sort_shards

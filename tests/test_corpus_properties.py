@@ -101,6 +101,11 @@ def test_splits_have_the_sizes_asked_for(sizes, heldout, probe, seed):
     assert (again == split).all()  # by what a document is, not where it stands
 
 
+def test_no_share_for_probes_takes_no_held_out_document():
+    split = split_documents(np.arange(20, dtype=np.uint64), np.full(20, 100), heldout=0.1, probe=0)
+    assert split.tolist() == [1, 1] + [0] * 18
+
+
 def test_long_document_is_held_out_last():
     sizes = np.array([900] + [100] * 99)  # the first is most of what is to be held out, by its print the first choice
     split = split_documents(np.arange(100, dtype=np.uint64), sizes, 0.1, 0.05)
