@@ -474,7 +474,7 @@ def shuffled_tokens(folder: Path, chosen: np.ndarray) -> Iterator[np.ndarray]:
 @lru_cache(1)
 def grams_of(path: Path) -> Grams:
     "The n-grams of the sentences in a JSON file; the last file is kept."
-    return Grams(json.loads(path.read_text()))
+    return Grams(json.loads(path.read_text(encoding="utf-8")))
 
 def overlap_chunk(path: Path, positions: np.ndarray, sentences: Path) -> list[int]:
     "How many n-grams of the sentences some documents of a chunk contain."
@@ -550,7 +550,7 @@ def sort_shards(folder: Path, order: str, tokenizer: Tokenizer, counts: np.ndarr
 # %% ../nbs/03_corpus.ipynb #e75c88e3
 def write_probes(path: Path, text: Path, chosen: np.ndarray, tokenizer: Tokenizer):
     "Write documents as JSON lines, words joined by single spaces; rows of tokens are decoded."
-    with atomic_write(path) as temporary, open(temporary, "w") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for chunk, positions in positions_by_chunk(text, chosen):
             for row in read_chunk(verified(chunk)).take(pyarrow.array(positions)).to_pylist():
                 content = row["text"] if "text" in row else tokenizer.decode(row["tokens"])
@@ -708,7 +708,7 @@ class Corpus:
 
     def probe_documents(self) -> list[dict]:
         "The documents set aside for probe tasks."
-        with open(self._file("probe.jsonl")) as lines:
+        with open(self._file("probe.jsonl"), encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
     def verify(self):

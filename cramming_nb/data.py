@@ -135,7 +135,7 @@ def machine_modules(packages: dict[str, str]) -> Iterator[dict]:
         number += 1
     seen = set()
     for package, version in packages.items():
-        with open(docstrings_file(package, version)) as lines:
+        with open(docstrings_file(package, version), encoding="utf-8") as lines:
             for module, found in map(json.loads, lines):
                 new = [text for text in dict.fromkeys(found) if text not in seen]
                 seen.update(new)

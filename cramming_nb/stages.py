@@ -70,9 +70,9 @@ def sync(path: Path):
         os.close(descriptor)
 
 def write_text(path: Path, text: str):
-    "Write a small file atomically, and sync it to the disk."
+    "Write a small file in UTF-8, atomically, and sync it to the disk."
     with atomic_write(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         sync(temporary)
 
 # %% ../nbs/00a_storage.ipynb #7a4a1c54
@@ -108,7 +108,7 @@ def lock(folder: Path, wait: bool = False) -> Iterator[None]:
         return
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "a+") as file:
+        with open(folder / ".lock", "a+", encoding="utf-8") as file:
             acquire(file, folder, wait)
             if was_deleted(file):  # the process that we waited for removed the folder: once more
                 continue
@@ -278,7 +278,7 @@ def read_manifest(folder: Path) -> dict | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise damaged(path) from None
 

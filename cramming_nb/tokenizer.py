@@ -216,10 +216,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int):
 
     `max_length` is the longest sequence of the model, in tokens.
     """
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
+    text = tokenizer.to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length, **names)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 # %% ../nbs/02_tokenizer.ipynb #8916bc75
 def their_special_tokens(vocab: dict[str, int]) -> dict[str, str]:

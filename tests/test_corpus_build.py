@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -556,6 +558,29 @@ def test_a_file_is_complete_or_absent(tmp_path):
         part.write_text("half")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_utf8_in_any_locale(tmp_path):
+    """An ASCII locale knows neither the letters of a vocabulary nor the dash of a report."""
+    code = r"""if True:
+        import sys
+        from pathlib import Path
+        from cramming_nb.corpus import CorpusConfig, get_corpus
+        from cramming_nb.stages import write_text
+        assert sys.flags.utf8_mode == 0
+        folder = Path(sys.argv[1])
+        write_text(folder / "report.md", "1\u20132")
+        docs = [dict(text=f"\u03bb\u03cc\u03b3\u03bf\u03c2 {i}", id=str(i), source="s") for i in range(60)]
+        config = CorpusConfig(vocab_size=60, normalizer="unicode", seq_length=8, filter_threshold=0, heldout=0.2)
+        get_corpus(docs, config, folder, progress=False, engine="local")
+        """
+    ascii_locale = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    run = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(run, env=os.environ | ascii_locale, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "1\u20132"
+    (path,) = tmp_path.glob("corpus-*/tokenizer.json")
+    assert "λόγος" in json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
 
 
 def test_a_lost_worker_is_told_in_one_line(tmp_path):
