@@ -7,12 +7,13 @@ __all__ = ['NOT_STDLIB', 'TOKENS', 'READERS', 'LONG_FILE', 'SHORTEST', 'LONGEST'
            'CONTROL', 'BATCH', 'docstrings', 'normalized_name', 'dependencies', 'package_files', 'stdlib_files',
            'cache_dir', 'read_docstrings', 'docstrings_file', 'read_packages', 'machine_modules', 'machine_packages',
            'machine_documents', 'open_file', 'open_text', 'read_text', 'read_jsonl', 'read_csv', 'read_parquet',
-           'file_suffix', 'file_format', 'folder_files', 'source_files', 'is_document', 'row_text', 'given_id',
-           'file_document', 'first_line', 'file_documents', 'first_cut', 'cut_text', 'read_long_text', 'is_long',
-           'hub_spec', 'remote_revision', 'hub_revision', 'hub_documents', 'remote_tokenizer', 'source_tokenizer',
-           'is_path', 'single_sources', 'full_source', 'long_files', 'file_groups', 'source_parts', 'documents',
-           'single_identity', 'source_notes', 'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch',
-           'repeated_bytes', 'join_texts', 'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
+           'file_suffix', 'file_format', 'folder_files', 'matches', 'path_and_column', 'source_files', 'is_document',
+           'row_text', 'given_id', 'file_document', 'first_line', 'file_documents', 'first_cut', 'cut_text',
+           'read_long_text', 'is_long', 'hub_spec', 'remote_revision', 'hub_revision', 'hub_documents',
+           'remote_tokenizer', 'source_tokenizer', 'is_path', 'split_source', 'single_sources', 'full_source',
+           'long_files', 'file_groups', 'source_parts', 'documents', 'single_identity', 'source_notes',
+           'source_identity', 'clean', 'fingerprint', 'batches', 'clean_batch', 'repeated_bytes', 'join_texts',
+           'deduplicate', 'words_of', 'gram_hashes', 'Grams', 'compressible']
 
 # %% ../nbs/01_data.ipynb #1fccb23b
 import ast, csv, gc, glob, hashlib, importlib.metadata, io, itertools, json, os, platform, re
@@ -243,14 +244,30 @@ def folder_files(folder: str) -> tuple[list[str], list[str]]:
     readable = [str(path) for path in seen if file_suffix(str(path)) in READERS]
     return readable, [str(path) for path in seen if str(path) not in set(readable)]
 
+def matches(pattern: str) -> list[str]:
+    "The files and folders that a path or a pattern of the shell names, in no order."
+    path = os.path.expanduser(pattern)
+    return [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+
+def path_and_column(spec: str) -> tuple[str, str]:
+    """The path or pattern and the column of `GLOB[#COLUMN]`; the column is '' if there is none.
+
+    A name may hold a `#` itself, as in `C#/a.txt`: the longest beginning that names a file or
+    folder is the path.
+    """
+    parts = spec.split("#")
+    for end in range(len(parts), 1, -1):
+        if matches(path := "#".join(parts[:end])):
+            return path, "#".join(parts[end:])
+    return parts[0], "#".join(parts[1:])
+
 def source_files(pattern: str) -> list[str]:
     """The files that a `files:` source names, sorted.
 
     The pattern is that of a shell, in which `**` matches any folders; or it is the path of a file
     or a folder. Where it matches folders and no file, the files in these folders are read.
     """
-    pattern = os.path.expanduser(pattern)
-    found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    found = matches(pattern)
     files = [path for path in found if os.path.isfile(path)]
     if found and not files:
         for folder in found:
@@ -437,7 +454,7 @@ def source_tokenizer(source: str) -> str | None:
     if " + " in source:
         raise UserError(f"{source}: rows of token ids cannot be mixed; name them alone")
     kind, _, rest = source.partition(":")
-    spec, _, column = rest.partition("#")
+    spec, column = path_and_column(rest) if kind == "files" else rest.partition("#")[::2]
     if column != TOKENS:
         return None
     if kind == "files":
@@ -458,13 +475,26 @@ SOURCES = ("machine[:PACKAGES], files:GLOB[#COLUMN] or "
 
 def is_path(text: str) -> bool:
     "Whether a text, without #COLUMN, names a file or a folder, or is a pattern that matches one."
-    path = os.path.expanduser(text.partition("#")[0])
-    return bool(path) and (os.path.exists(path) or bool(glob.glob(path, recursive=True)))
+    return bool(matches(path_and_column(text)[0]))
+
+def split_source(source: str) -> list[str]:
+    """The parts of a string that ` + ` joins.
+
+    A path may hold ` + ` itself: one that names a file or folder as a whole is not divided.
+    """
+    found = []
+    for part in re.split(r" \+ (?=machine|files:|hub:)", source):
+        first, *others = part.split(" + ")
+        if others and all(map(is_path, others)) and not is_path(part.removeprefix("files:")):
+            found += [first, *others]
+        else:
+            found.append(part)
+    return found
 
 def single_sources(source: str) -> list[str]:
     "The sources that a string joins by ` + `; a path without a kind is one of `files:`."
     found = []
-    for single in re.split(r" \+ (?=machine|files:|hub:)", source):
+    for single in split_source(source):
         if re.match(r"machine$|(machine|files|hub):", single):
             found.append(single)
         elif is_path(single):
@@ -497,12 +527,13 @@ def source_parts(source: str, progress: bool = True) -> list[partial]:
     parts = []
     for single in single_sources(source):
         kind, _, rest = single.partition(":")
-        spec, _, column = rest.partition("#")
         if kind == "machine":
             parts.append(partial(machine_documents, rest, progress))
         elif kind == "hub":
+            spec, _, column = rest.partition("#")
             parts.append(partial(hub_documents, spec, column or "text"))
         else:
+            spec, column = path_and_column(rest)
             paths = source_files(spec)
             cut = bool(long_files(paths))
             for group in file_groups(paths):
@@ -518,12 +549,12 @@ def documents(source: str, progress: bool = True) -> Iterator[dict]:
 def single_identity(source: str) -> dict:
     "The exact state of one source: package versions, a commit, or file names, sizes and times."
     kind, _, rest = source.partition(":")
-    spec = rest.partition("#")[0]
     if kind == "machine":
         return dict(source=source, packages=machine_packages(rest))
     if kind == "hub":
-        named = hub_spec(spec)
+        named = hub_spec(rest.partition("#")[0])
         return dict(source=source, revision=hub_revision(named["name"], named["revision"]))
+    spec, _ = path_and_column(rest)
     paths = source_files(spec)
     files = [dict(name=Path(path).name, bytes=os.path.getsize(path),
                   modified=os.stat(path).st_mtime_ns) for path in paths]
@@ -540,7 +571,7 @@ def source_notes(source: str) -> list[str]:
         kind, _, rest = single.partition(":")
         if kind != "files":
             continue
-        spec = rest.partition("#")[0]
+        spec, _ = path_and_column(rest)
         paths = source_files(spec)
         if cut := long_files(paths):
             which = cut[0] if len(cut) == 1 else f"{len(cut)} of {len(paths)} files"

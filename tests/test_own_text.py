@@ -8,8 +8,18 @@ import pyarrow.parquet
 import pytest
 from conftest import command, lines
 
+from cramming_nb.budget import UserError
 from cramming_nb.corpus import CorpusConfig, get_corpus
-from cramming_nb.data import FEW_FILES, documents, source_files
+from cramming_nb.data import (
+    FEW_FILES,
+    documents,
+    full_source,
+    single_sources,
+    source_files,
+    source_identity,
+    source_notes,
+    source_tokenizer,
+)
 from cramming_nb.tokenizer import train_tokenizer
 
 
@@ -80,7 +90,8 @@ def test_a_row_keeps_its_id_even_if_it_is_zero(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, text", [("a.csv", "text,n\nthe garden,1\n"), ("a.jsonl", '{"text": "the garden"}\n'), ("a.txt", "the garden")]
+    "name, text",
+    [("a.csv", "text,n\nthe garden,1\n"), ("a.jsonl", '{"text": "the garden"}\n'), ("a.txt", "the garden")],
 )
 def test_a_byte_order_mark_is_no_part_of_the_text(name, text, tmp_path):
     """Excel's "CSV UTF-8" begins with one."""
@@ -123,3 +134,38 @@ def test_halves_of_surrogate_pairs_in_sources_of_token_ids(tmp_path):
     config = CorpusConfig(vocab_size=tokenizer.get_vocab_size(), seq_length=16, heldout=0.2, probe=0.2)
     corpus = get_corpus(f"files:{tmp_path}/a.jsonl#input_ids", config, tmp_path / "cache", progress=False)
     assert {document["source"] for document in corpus.probe_documents()} == {"web"}
+
+
+def test_a_path_with_the_sign_of_a_column_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "C#" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "C#" / "a.jsonl").write_text('{"text": "the garden", "body": "a river", "input_ids": [7]}\n')
+    (tmp_path / "C#" / "tokenizer" / "tokenizer.json").write_text("{}")
+    for source, text in (("C#/a.jsonl", "the garden"), ("C#/*.jsonl#body", "a river"), ("C#/a.jsonl#body", "a river")):
+        for named in (source, f"files:{source}"):
+            assert [document["text"] for document in documents(named)] == [text]
+            assert source_notes(named) == []
+    sources = ["files:C#/a.jsonl", "files:C#/a.jsonl#body", "files:C#/a.jsonl#text"]
+    found = [source_identity(source)["source"] for source in sources]
+    assert found == ["files:a.jsonl", "files:a.jsonl#body", "files:a.jsonl#text"]
+    assert source_tokenizer("files:C#/a.jsonl#input_ids") == "C#/tokenizer/tokenizer.json"
+    assert source_tokenizer("files:C#/a.jsonl") is None
+
+
+def test_paths_are_joined_without_their_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt", "c + d.txt"):
+        (tmp_path / name).write_text(name)
+    found = {
+        "a.txt + b.txt": ["a.txt", "b.txt"],
+        "files:a.txt + b.txt": ["a.txt", "b.txt"],
+        "c + d.txt": ["c + d.txt"],
+        "a.txt + files:b.txt": ["a.txt", "b.txt"],
+        "a.txt + files:c + d.txt": ["a.txt", "c + d.txt"],
+    }
+    for source, names in found.items():
+        assert [document["text"] for document in documents(source)] == names
+        assert full_source(source) == " + ".join(f"files:{name}" for name in names)
+    assert single_sources("hub:name:train + test") == ["hub:name:train + test"]  # a split as the hub writes it
+    with pytest.raises(UserError, match="source 'nosuch.txt' is no file"):
+        list(documents("nosuch.txt + b.txt"))
