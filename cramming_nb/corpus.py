@@ -152,9 +152,9 @@ def token_counter(path: str, modified: int) -> Tokenizer:
     return tokenizer
 
 def count_tokens(texts: list[str], path: str) -> np.ndarray:
-    "How many tokens each text has by a tokenizer.json, without special tokens, int64 [texts]."
+    "How many tokens each text has by a tokenizer.json, special tokens included, int64 [texts]."
     counter = token_counter(path, os.stat(path).st_mtime_ns)
-    encodings = counter.encode_batch(texts, add_special_tokens=False)
+    encodings = counter.encode_batch(texts)
     return np.array([len(encoding.ids) for encoding in encodings], np.int64)
 
 def tokenise(texts: list[str], tokenizer: str,

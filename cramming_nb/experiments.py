@@ -75,7 +75,7 @@ def read_entry(values: dict, place: str) -> Entry:
 def read_list(path: Path) -> list[Entry]:
     "The entries of a YAML list of runs."
     try:
-        entries = yaml.safe_load(Path(path).read_text())
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: {reason}") from None
@@ -251,7 +251,8 @@ def execute_all(
             execute_available(runs, failures, progress)
         else:
             execute_in_processes(runs, jobs, failures, progress)
-        messages = [path.read_text() for path in sorted(failures.glob("*.txt"))]
+        files = sorted(failures.glob("*.txt"))
+        messages = [path.read_text(encoding="utf-8") for path in files]
     raise_failures(messages, len(runs))
     return finished_records(runs)
 

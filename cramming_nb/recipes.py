@@ -133,7 +133,7 @@ def field_help(recipe: Recipe) -> dict[str, str]:
 def read_fields(path: Path) -> dict:
     "The contents of a recipe file: a name, and parts with their fields."
     try:
-        fields = yaml.safe_load(path.read_text())
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):

@@ -52,7 +52,7 @@ class RunRecord:
     def read(cls, path: Path) -> "RunRecord":
         "Read a record from its file, and validate it."
         try:
-            data = json.loads(Path(path).read_text())
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: not a record ({error})") from None
         return validate(data, path)

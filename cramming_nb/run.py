@@ -156,7 +156,7 @@ def locked(run: Run, corpus: Corpus) -> Iterator[None]:
                 values["asked_vocab_size"] = run.asked_vocab_size
             if run.plan:
                 write_text(run.folder / "plan.json", run.plan)
-            tokenizer = (corpus.folder / "tokenizer.json").read_text()
+            tokenizer = (corpus.folder / "tokenizer.json").read_text(encoding="utf-8")
             write_text(run.folder / "tokenizer.json", tokenizer)
             write_text(run.folder / "recipe.yaml", run.recipe.to_yaml())
             write_text(path, json.dumps(values))
