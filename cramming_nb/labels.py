@@ -38,7 +38,7 @@ def read_lines(path: Path) -> str:
         data = path.read_bytes()
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[:error.start].count(b"\n") + 1
+        line = len((data[:error.start] + b"?").splitlines())
         raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; name a CSV file with texts and "
@@ -47,7 +47,8 @@ def read_lines(path: Path) -> str:
 def read_table(path: Path) -> tuple[list[str], Rows]:
     "The names of a table's columns, and its rows."
     text = read_lines(path)
-    header = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without the names in quotes
+    unquoted = io.StringIO(re.sub('"[^"]*"', "", text), newline=None)
+    header = next((line for line in unquoted if line.strip()), "")  # without names in quotes
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns, rows, line = [], [], 1

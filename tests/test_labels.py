@@ -97,6 +97,7 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
     "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
     "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "line 52", "UTF-8"),
+    "latin of an old Mac": (b"text,label\r" + GOOD.encode().replace(b"\n", b"\r") + b"caf\xe9,a\r", "", "line 52", "UTF-8"),
     "quoted name": (b'"a, b, c";label\none;two;a\n', "", "line 2", "3 cells", "has 2"),
     "cells": (b"text,label\none, two,a\n", "", "line 2", "quotes"),
     "quotes": (b'text,label\n"open,a\n' + GOOD.encode(), "", "quotes"),
@@ -175,3 +176,13 @@ def test_spreadsheet_of_another_country(tokenizer, tmp_path):
     (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
     labels = read_labels(tmp_path / "t.csv", tokenizer, ("Text, as it is",))
     assert labels.classes == ("ja", "nein") and labels.data.train[0][0] == "a, b; 0"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old mac"])
+@pytest.mark.parametrize("before", ["", "{}", " {}{}", ";{}"], ids=["nothing", "an empty line", "two", "empty cells"])
+def test_header_is_the_first_line_that_is_not_empty(before, end, tokenizer, tmp_path):
+    rows = [f"a, b, {i};{'ja' if i % 3 else 'nein'}" for i in range(60)]
+    text = before.replace("{}", end) + end.join(["Text;Label", *rows, ""])
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig", newline="")
+    labels = read_labels(tmp_path / "t.csv", tokenizer)
+    assert labels.texts == ("Text",) and len(labels.data.train) == 60
