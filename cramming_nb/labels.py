@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'FEWEST_ROWS', 'HELD_BACK', 'FEWEST_STEPS', 'MODEL',
            'CARD_USE', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number', 'is_regression',
-           'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels', 'protocol_for', 'learn', 'Finetuned',
-           'classifier_card', 'classifier_weights', 'wrong_rows', 'finetuning_key', 'finetune', 'finetune_anew']
+           'with_points', 'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels', 'protocol_for', 'learn',
+           'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows', 'finetuning_key', 'finetune',
+           'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
 import csv, hashlib, io, json, math, re, shutil, time
@@ -44,8 +45,8 @@ def read_lines(path: Path) -> str:
         raise UserError(f"{path}: {error.strerror}; name a CSV file with texts and "
                         "labels") from None
 
-def read_table(path: Path) -> tuple[list[str], Rows]:
-    "The names of a table's columns, and its rows."
+def read_table(path: Path) -> tuple[list[str], Rows, str]:
+    "The names of a table's columns, its rows, and what separates its cells."
     text = read_lines(path)
     unquoted = io.StringIO(re.sub('"[^"]*"', "", text), newline=None)
     header = next((line for line in unquoted if line.strip()), "")  # without names in quotes
@@ -68,7 +69,7 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
         raise UserError(f"{path}, line {line}: {error}; check the quotes") from None
     if len(set(columns)) < len(columns):
         raise UserError(f"{path}: two columns of the header have the same name; rename one")
-    return columns, rows
+    return columns, rows, delimiter
 
 # %% ../nbs/16a_labels.ipynb #4b272bbc
 TEXT_NAMES = ("text", "sentence", "review", "comment", "message", "tweet", "content", "body")
@@ -125,6 +126,19 @@ def is_regression(labels: list[str]) -> bool:
     if None in numbers:
         return False
     return len(set(numbers)) > MOST_CLASSES or any(number % 1 for number in numbers)
+
+def with_points(labels: list[str], kind: str) -> list[str]:
+    """Labels of a table that semicolons separate, with points in place of decimal commas.
+
+    They stay as they are if they are classes, by `kind` or because some are words; and if one of
+    them is a number with a point.
+    """
+    pointed = [label.replace(",", ".") for label in labels]
+    has_points = any("." in label and as_number(label) is not None for label in labels)
+    has_words = None in map(as_number, pointed)
+    if has_points or kind == "classes" or kind == "auto" and has_words:
+        return labels
+    return pointed
 
 def class_names(labels: list[str]) -> tuple[str, ...]:
     "The different labels: numbers by their size, words by the alphabet."
@@ -183,7 +197,7 @@ def read_labels(
         kind: str = "auto",           # classes, numbers, or auto: by the labels
         ) -> LabelTable:
     "Read a table of texts and labels; what cannot be learned from is an error."
-    columns, rows = read_table(path)
+    columns, rows, delimiter = read_table(path)
     if not columns:
         raise UserError(f"{path} is empty; write a header such as text,label and a row for each "
                         "text")
@@ -194,16 +208,18 @@ def read_labels(
                 raise UserError(f"{path}, line {line}: nothing in column {name!r}; fill it in, or "
                                 "delete the row")
     labels = [row[label] for _, row in rows]
+    if delimiter == ";":
+        labels = with_points(labels, kind)
     regression = is_regression(labels) if kind == "auto" else kind == "numbers"
     if regression:
-        for line, row in rows:
-            if as_number(row[label]) is None:
+        for (line, row), written in zip(rows, labels):
+            if as_number(written) is None:
                 raise UserError(f"{path}, line {line}: {row[label]!r} in column {label!r} is no "
                                 "number; correct it, or say --kind classes")
     names = () if regression else class_names(labels)
     by_text, contradicting = {}, 0  # rows to keep, by their texts as the tokenizer reads them
-    for _, row in rows:
-        value = float(row[label]) if regression else names.index(row[label])
+    for (_, row), written in zip(rows, labels):
+        value = float(written) if regression else names.index(written)
         first, second = row[texts[0]], row[texts[1]] if len(texts) == 2 else None
         key = tuple(as_read(row[name], tokenizer) for name in texts)
         kept = by_text.setdefault(key, (first, second, value))

@@ -97,11 +97,22 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
     "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
     "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "line 52", "UTF-8"),
-    "latin of an old Mac": (b"text,label\r" + GOOD.encode().replace(b"\n", b"\r") + b"caf\xe9,a\r", "", "line 52", "UTF-8"),
+    "latin of an old Mac": (
+        b"text,label\r" + GOOD.encode().replace(b"\n", b"\r") + b"caf\xe9,a\r",
+        "",
+        "line 52",
+        "UTF-8",
+    ),
     "quoted name": (b'"a, b, c";label\none;two;a\n', "", "line 2", "3 cells", "has 2"),
     "cells": (b"text,label\none, two,a\n", "", "line 2", "quotes"),
     "quotes": (b'text,label\n"open,a\n' + GOOD.encode(), "", "quotes"),
     "number": (b"text,label\n" + GOOD.encode(), "--kind numbers", "line 2", "'a'"),
+    "number with a comma": (
+        b"text;label\n" + b"".join(b"t %d;%d,5\n" % (i, i) for i in range(50)) + b"t;one\n",
+        "--kind numbers",
+        "line 52",
+        "'one'",
+    ),
     "every row a label": (b"text,label\n" + b"".join(b"t %d,l%d\n" % (i, i) for i in range(50)), "", "--label"),
     "epochs": (b"text,label\n" + GOOD.encode(), "--epochs -1", "0 or more"),
     "name": (b"text,label\n" + GOOD.encode(), "--name export", "--name"),
@@ -186,3 +197,25 @@ def test_header_is_the_first_line_that_is_not_empty(before, end, tokenizer, tmp_
     (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig", newline="")
     labels = read_labels(tmp_path / "t.csv", tokenizer)
     assert labels.texts == ("Text",) and len(labels.data.train) == 60
+
+
+DECIMALS = {  # name: (separator, labels in turns, options, classes)
+    "commas": (";", "0,5 1,5 2,25 -3", {}, ()),
+    "numbers": (";", "1,0 2,0", dict(kind="numbers"), ()),
+    "classes": (";", "0,5 1,5", dict(kind="classes"), ("0,5", "1,5")),
+    "words": (";", "0,5 none", {}, ("0,5", "none")),
+    "points too": (";", "0,5 1.5", {}, ("0,5", "1.5")),
+    "no semicolon": ("\t", "0,5 1,5", {}, ("0,5", "1,5")),
+}
+
+
+@pytest.mark.parametrize("what", DECIMALS.values(), ids=DECIMALS)
+def test_decimal_commas(what, tokenizer, tmp_path):
+    separator, labels, options, classes = what
+    written = labels.split() * 20
+    rows = [f"text {i}{separator}{label}" for i, label in enumerate(written)]
+    (tmp_path / "t.csv").write_text("\n".join([f"text{separator}score", *rows]))
+    found = read_labels(tmp_path / "t.csv", tokenizer, **options)
+    assert found.classes == classes
+    if not classes:
+        assert [row[2] for row in found.data.train] == [float(label.replace(",", ".")) for label in written]
