@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'FEWEST_ROWS', 'HELD_BACK', 'FEWEST_STEPS', 'MODEL',
            'CARD_USE', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number', 'is_regression',
-           'with_points', 'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels', 'protocol_for', 'learn',
-           'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows', 'finetuning_key', 'finetune',
-           'finetune_anew']
+           'with_points', 'class_of', 'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels',
+           'protocol_for', 'learn', 'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows',
+           'finetuning_key', 'finetune', 'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
 import csv, hashlib, io, json, math, re, shutil, time
 from collections import Counter
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 import torch
 from tokenizers import Tokenizer
@@ -140,6 +141,16 @@ def with_points(labels: list[str], kind: str) -> list[str]:
         return labels
     return pointed
 
+def class_of(labels: list[str]) -> dict[str, str]:
+    "The name of each label's class: of equal whole numbers, such as 1 and 1.0, the shortest."
+    numbers = [as_number(label) for label in labels]
+    if None in numbers or any(number % 1 for number in numbers):
+        return {label: label for label in labels}
+    names = {}  # the shortest label of each number
+    for label in sorted(set(labels), key=lambda label: (len(label), label)):
+        names.setdefault(Decimal(label), label)
+    return {label: names[Decimal(label)] for label in labels}
+
 def class_names(labels: list[str]) -> tuple[str, ...]:
     "The different labels: numbers by their size, words by the alphabet."
     different = sorted(set(labels))
@@ -216,6 +227,9 @@ def read_labels(
             if as_number(written) is None:
                 raise UserError(f"{path}, line {line}: {row[label]!r} in column {label!r} is no "
                                 "number; correct it, or say --kind classes")
+    else:
+        classes = class_of(labels)
+        labels = [classes[written] for written in labels]
     names = () if regression else class_names(labels)
     by_text, contradicting = {}, 0  # rows to keep, by their texts as the tokenizer reads them
     for (_, row), written in zip(rows, labels):

@@ -219,3 +219,21 @@ def test_decimal_commas(what, tokenizer, tmp_path):
     assert found.classes == classes
     if not classes:
         assert [row[2] for row in found.data.train] == [float(label.replace(",", ".")) for label in written]
+
+
+EQUALS = {  # name: (labels in turns, options, classes, number of the class of each label)
+    "fractions": ("1.0 0 1 -0.0", {}, ("0", "1"), (1, 0, 1, 0)),
+    "zeros ahead": ("01 02 001", {}, ("01", "02"), (0, 1, 0)),
+    "one spelling": ("1.0 2.0", {}, ("1.0", "2.0"), (0, 1)),
+    "long": ("9007199254740993 9007199254740992", {}, ("9007199254740992", "9007199254740993"), (1, 0)),
+    "versions": ("1.1 1.10", dict(kind="classes"), ("1.1", "1.10"), (0, 1)),
+    "words": ("1 1.0 one", {}, ("1", "1.0", "one"), (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", EQUALS.values(), ids=EQUALS)
+def test_equal_numbers_are_one_class(what, tokenizer, tmp_path):
+    labels, options, classes, numbers = what
+    rows = [(f"text {i}", label) for i, label in enumerate(labels.split() * 20)]
+    found = read_labels(write(tmp_path / "t.csv", [("text", "label"), *rows]), tokenizer, **options)
+    assert (found.classes, tuple(row[2] for row in found.data.train)) == (classes, numbers * 20)
