@@ -7,12 +7,12 @@ __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'F
            'CARD_USE', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number', 'is_regression',
            'with_points', 'class_of', 'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels',
            'protocol_for', 'learn', 'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows',
-           'finetuning_key', 'finetune', 'finetune_anew']
+           'classes_without', 'finetuning_key', 'finetune', 'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
 import csv, hashlib, io, json, math, re, shutil, time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 import torch
@@ -305,6 +305,7 @@ class Finetuned:
     epochs: int          # passes over the rows
     results: list[dict]  # of the constant answer, of counting words and of the model
     mistakes: list       # (text, label, what the model said) of held-back rows
+    unscored: list[str] = field(default_factory=list)  # classes that no held-back row has
 
     def score(self, init: str) -> str:
         "A result's score in percent, with its 95 % interval."
@@ -339,7 +340,10 @@ class Finetuned:
         found = [note.removeprefix("labels: ") for note in model["notes"]]
         if self.held_back < 50:
             found.append(f"{self.held_back} held-back rows are few; the intervals are rough")
-        return found
+        if self.unscored:
+            found.append(f"no held-back row has the class {shortened(self.unscored)}, so no score "
+                         "says how well it is known")
+        return [f"{note[0].upper()}{note[1:]}." for note in found]
 
     def _repr_markdown_(self) -> str:
         parts = [f"{self.table}; {self.rows:,} rows learned from in {self.epochs} epochs",
@@ -419,6 +423,11 @@ def wrong_rows(labels: LabelTable, rows: list[tuple], predicted: list, most: int
     return [(" / ".join(filter(None, row[:2]))[:160], label, said)
             for row, label, said in wrong[:most]]
 
+def classes_without(labels: LabelTable, rows: list[tuple]) -> list[str]:
+    "The classes that none of these rows (text, second text or None, number of the class) has."
+    present = {row[2] for row in rows}
+    return [name for number, name in enumerate(labels.classes) if number not in present]
+
 def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> str:
     "Sixteen hexadecimal digits of what a fine-tuning depends on."
     newest = max((path.name for path in (run.folder / "checkpoints").glob("step-*")), default="")
@@ -477,7 +486,8 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
         table=labels.describe(), metric=data.task.metric.__name__, rows=len(data.train),
         held_back=len(rows), epochs=protocol.epochs,
         results=[same_answer(data), count_words(data), model],
-        mistakes=wrong_rows(labels, rows, predicted.tolist()))
+        mistakes=wrong_rows(labels, rows, predicted.tolist()),
+        unscored=classes_without(labels, rows))
     values = json.loads(json.dumps(values))  # as a later call reads them
     found = Finetuned(folder, **values)
     card = classifier_card(found, labels, run)

@@ -237,3 +237,17 @@ def test_equal_numbers_are_one_class(what, tokenizer, tmp_path):
     rows = [(f"text {i}", label) for i, label in enumerate(labels.split() * 20)]
     found = read_labels(write(tmp_path / "t.csv", [("text", "label"), *rows]), tokenizer, **options)
     assert (found.classes, tuple(row[2] for row in found.data.train)) == (classes, numbers * 20)
+
+
+def test_class_without_held_back_rows_is_named(a_copy):
+    rows = rows_of("classes")
+    for number, label in ((5, "rare"), (9, "rare"), (20, "once")):
+        rows[number] = (rows[number][0], label)
+    write(a_copy.home / "mine.csv", rows)
+    said = a_copy.command("finetune", "first", "mine.csv", "--epochs", "1")
+    assert said.code == 0, said.err
+    note = "No held-back row has the class once, rare, so no score says how well it is known."
+    assert note in said.out and note in (a_copy.folder / "mine" / "report.md").read_text()
+    assert "are few; the intervals are rough. No held-back" in said.out
+    write(a_copy.home / "mine.csv", rows_of("classes"))
+    assert "No held-back row" not in a_copy.command("finetune", "first", "mine.csv", "--epochs", "1").out
