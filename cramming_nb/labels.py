@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'FEWEST_ROWS', 'HELD_BACK', 'FEWEST_STEPS', 'MODEL',
-           'CARD_USE', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number', 'is_regression',
-           'with_points', 'class_of', 'class_names', 'LabelTable', 'shortened', 'as_read', 'read_labels',
-           'protocol_for', 'learn', 'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows',
-           'classes_without', 'finetuning_key', 'finetune', 'finetune_anew']
+           'CARD_USE', 'RUN_FOLDERS', 'read_lines', 'read_table', 'known_texts', 'choose_columns', 'as_number',
+           'is_regression', 'with_points', 'class_of', 'class_names', 'LabelTable', 'shortened', 'as_read',
+           'read_labels', 'protocol_for', 'learn', 'Finetuned', 'classifier_card', 'classifier_weights', 'wrong_rows',
+           'classes_without', 'finetuning_key', 'folder_for', 'finetune', 'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
 import csv, hashlib, io, json, math, re, shutil, time
@@ -435,6 +435,19 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
     causes = (data.digest, data.task.labels, protocol_text(protocol), seed, newest, pretrained)
     return hashlib.sha256(repr(causes).encode()).hexdigest()[:16]
 
+RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
+
+def folder_for(run: Run, name: str) -> Path:
+    "The folder of a classifier inside the run's; a name that the run needs itself is an error."
+    folder = run.folder / name
+    is_own = folder.name.lower() in RUN_FOLDERS  # on macOS, Export and export are one folder
+    is_ours = not folder.exists() or (folder / "results.json").exists() or any(
+        folder.glob("learning-*"))
+    if folder.name in ("", ".", "..") or folder.parent != run.folder or is_own or not is_ours:
+        raise UserError(f"--name {folder.name}: the run keeps something else there; choose "
+                        "another --name")
+    return folder
+
 def finetune(
         run: Run,            # whose model is fine-tuned; it must be pretrained
         labels: LabelTable,
@@ -445,12 +458,8 @@ def finetune(
         ) -> Finetuned:
     "Fine-tune a run's model on a table, score it, and export it; finished work is found again."
     check_pretrained(run)
-    folder = run.folder / (name or labels.path.stem)
+    folder = folder_for(run, name or labels.path.stem)
     results = folder / "results.json"
-    if folder.name in ("", ".", "..") or folder.parent != run.folder or (
-            folder.exists() and not (results.exists() or list(folder.glob("learning-*")))):
-        raise UserError(f"--name {folder.name}: the run keeps something else there; choose "
-                        "another --name")
     data = hold_back(labels.data, HELD_BACK, seed)
     protocol = protocol_for(run.recipe.protocol, len(data.train), epochs)
     key = finetuning_key(run, data, protocol, seed)

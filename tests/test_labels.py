@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -251,3 +252,16 @@ def test_class_without_held_back_rows_is_named(a_copy):
     assert "are few; the intervals are rough. No held-back" in said.out
     write(a_copy.home / "mine.csv", rows_of("classes"))
     assert "No held-back row" not in a_copy.command("finetune", "first", "mine.csv", "--epochs", "1").out
+
+
+@pytest.mark.parametrize("name", ["export", "Glue", "snapshots", "tensorboard"])
+def test_table_takes_no_folder_that_the_run_will_make(name, a_copy):
+    for folder in ("export", "glue"):  # as they are before the run is finished
+        shutil.rmtree(a_copy.folder / folder)
+    assert name not in [path.name for path in a_copy.folder.iterdir()]
+    before = contents(a_copy.folder)
+    for table, options in ((f"{name}.csv", []), ("mine.csv", ["--name", name])):
+        write(a_copy.home / table, rows_of("classes"))
+        said = a_copy.command("finetune", "first", table, "--epochs", "1", *options)
+        assert said.code == 2 and f"--name {name}: " in said.err and "choose another --name" in said.err
+    assert contents(a_copy.folder) == before
