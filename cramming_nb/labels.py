@@ -10,7 +10,7 @@ __all__ = ['Rows', 'TEXT_NAMES', 'PAIR_NAMES', 'LABEL_NAMES', 'MOST_CLASSES', 'F
            'classes_without', 'finetuning_key', 'folder_for', 'finetune', 'finetune_anew']
 
 # %% ../nbs/16a_labels.ipynb #07531ea8
-import csv, hashlib, io, json, math, re, shutil, time
+import csv, hashlib, io, json, math, re, shlex, shutil, time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -306,6 +306,7 @@ class Finetuned:
     results: list[dict]  # of the constant answer, of counting words and of the model
     mistakes: list       # (text, label, what the model said) of held-back rows
     unscored: list[str] = field(default_factory=list)  # classes that no held-back row has
+    pairs: bool = False  # whether it reads pairs of texts
 
     def score(self, init: str) -> str:
         "A result's score in percent, with its 95 % interval."
@@ -354,12 +355,16 @@ class Finetuned:
         "The report as Markdown."
         title = f"# {plain(self.folder.name)}: a classifier fine-tuned on your own labels"
         parts = [title, self._repr_markdown_()]
+        is_regression = self.metric == pearson.__name__
+        heading = "with the largest errors" if is_regression else "that the model got wrong"
         if self.mistakes:
-            parts += ["## Held-back rows that the model got wrong",
+            parts += [f"## Held-back rows {heading}",
                       "| text | label | the model says |\n|---|---|---|\n" + "\n".join(
                           f"| {' | '.join(map(plain, row))} |" for row in self.mistakes)]
-        parts += ["## Use", f"    cram predict {self.folder / 'export'} \"a text\"",
-                  f"    cram export {self.folder / 'export'} --push-to USER/NAME --dry-run"]
+        export = shlex.quote(str(self.folder / "export"))
+        texts = '"a text" "its second text"' if self.pairs else '"a text"'
+        parts += ["## Use", f"    cram predict {export} {texts}",
+                  f"    cram export {export} --push-to USER/NAME --dry-run"]
         return "\n\n".join(parts) + "\n"
 
 # %% ../nbs/16a_labels.ipynb #13116c1d
@@ -496,7 +501,7 @@ def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protoc
         held_back=len(rows), epochs=protocol.epochs,
         results=[same_answer(data), count_words(data), model],
         mistakes=wrong_rows(labels, rows, predicted.tolist()),
-        unscored=classes_without(labels, rows))
+        unscored=classes_without(labels, rows), pairs=data.task.pair)
     values = json.loads(json.dumps(values))  # as a later call reads them
     found = Finetuned(folder, **values)
     card = classifier_card(found, labels, run)

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+import shlex
 import shutil
 import stat
 from dataclasses import replace
@@ -43,13 +44,18 @@ def write(path: Path, rows: list[tuple]) -> Path:
 @pytest.mark.parametrize("kind", ["classes", "pairs", "numbers"])
 def test_table_becomes_a_classifier(kind, a_copy, run_python):
     write(a_copy.home / "mine.csv", rows_of(kind))
-    argv = ["finetune", "first", "mine.csv", "--epochs", "1"]
+    argv = ["finetune", "first", "mine.csv", "--epochs", "1", "--name", "my table"]
     said = a_copy.command(*argv)
     assert said.code == 0, said.err
     for line in ("the same answer to every row", "counting words", "the fine-tuned model"):
         assert re.search(rf"\| {line} \| -?\d+\.\d \(-?\d+\.\d–-?\d+\.\d\) \|", said.out), said.out
-    folder = a_copy.folder / "mine"
-    assert "## Use" in (folder / "report.md").read_text()
+    folder = a_copy.folder / "my table"
+    report = (folder / "report.md").read_text()
+    shown = "with the largest errors" if kind == "numbers" else "that the model got wrong"
+    assert re.findall("^## Held-back rows (.*)$", report, re.M) == [shown]
+    (use,) = re.findall(r"^    cram (predict .*)$", report, re.M)
+    shown = a_copy.command(*shlex.split(use))
+    assert shown.code == 0 and shown.out.startswith("a text"), shown.err
     before = contents(folder)
     again = a_copy.command(*argv)
     assert again.code == 0 and said.out == again.out and contents(folder) == before
@@ -65,7 +71,7 @@ def test_table_becomes_a_classifier(kind, a_copy, run_python):
     assert theirs["label"] == ours[0][0][0] and theirs["score"] == pytest.approx(ours[0][0][1], abs=1e-4)
     if kind == "numbers":
         assert 10 < ours[0][0][1] < 16  # on the scale of the labels
-    shown = a_copy.command("predict", "first/mine", *texts)
+    shown = a_copy.command("predict", "first/my table", *texts)
     assert shown.code == 0 and len(re.findall(r"^The", shown.out, re.M)) == (1 if kind == "pairs" else 2)
 
     card = (folder / "export" / "README.md").read_text()
