@@ -7,10 +7,10 @@ __all__ = ['chapters', 'RecipeName', 'RunRecipe', 'Source', 'Changes', 'DataDir'
            'RunName', 'Snapshots', 'PlanBudget', 'SearchedTasks', 'ProtocolName', 'TaskNames', 'RunNames', 'ReportFile',
            'ExportFolder', 'HubName', 'Texts', 'LabelFile', 'TextColumns', 'LabelColumn', 'LabelKind', 'ClassifierName',
            'Action', 'RecipeNames', 'Picture', 'BatchRows', 'BENCHES', 'ListFile', 'EntryNames', 'Engine',
-           'DESCRIPTION', 'COMMANDS', 'NO_ROOM', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain', 'RunAll',
-           'PlanSizes', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune', 'Recipes',
-           'Measure', 'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph', 'suggestion', 'parse',
-           'end_by_signal', 'report_error', 'explained', 'reader_is_gone', 'main']
+           'DESCRIPTION', 'COMMANDS', 'RESUMABLE', 'NO_ROOM', 'Chapters', 'parse_changes', 'changed_recipe', 'Pretrain',
+           'RunAll', 'PlanSizes', 'Data', 'OnRun', 'Glue', 'Report', 'Export', 'Predict', 'print_bars', 'Finetune',
+           'Recipes', 'Measure', 'BenchTrain', 'BenchData', 'BenchGlue', 'Bench', 'Lab', 'first_paragraph',
+           'suggestion', 'parse', 'end_by_signal', 'report_error', 'explained', 'reader_is_gone', 'main']
 
 # %% ../nbs/18_cli.ipynb #fbc4e3e1
 import contextlib, errno, io, json, os, re, select, signal, sys
@@ -577,7 +577,8 @@ class Recipes:
         count = dict(list=0, show=1, fields=1, diff=2)[self.action]
         if len(names) != count:
             known = ", ".join(chapters.recipes.RECIPES)
-            raise UserError(f"cram recipes {self.action} takes {count} names; there are {known}")
+            number = ("no names", "1 name", "2 names")[count]
+            raise UserError(f"cram recipes {self.action} takes {number}; there are {known}")
         recipes = [chapters.recipes.load_recipe(name) for name in names]
         actions = dict(list=self.list, show=self.show, fields=self.explain, diff=self.compare)
         actions[self.action](*recipes)
@@ -767,6 +768,9 @@ COMMANDS = dict(run=RunAll, plan=PlanSizes, data=Data, pretrain=Pretrain, glue=G
                 export=Export, predict=Predict, finetune=Finetune,
                 recipes=Recipes, bench=Bench, lab=Lab)
 
+# Commands that keep what they have done: given again, they go on from there.
+RESUMABLE = {"run", "pretrain", "data", "glue", "finetune", "lab"}
+
 def parse(argv: list[str]) -> object:
     "The command that `argv` asks for, with its options; a mistake is an error of one line."
     messages = io.StringIO()
@@ -826,6 +830,8 @@ def reader_is_gone() -> bool:
 def main(argv: list[str] | None = None) -> int:
     "The entry point of `cram`; returns the exit code."
     argv = sys.argv[1:] if argv is None else argv
+    is_resumable = bool(argv) and argv[0] in RESUMABLE
+    goes_on = "; the same command goes on from here" if is_resumable else ""
     signal.signal(signal.SIGTERM, end_by_signal)
     try:
         try:
@@ -839,7 +845,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return report_error(2, error)
     except KeyboardInterrupt:
-        return report_error(130, "interrupted; the same command goes on from here")
+        return report_error(130, f"interrupted{goes_on}")
     except OSError as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return 128 + signal.SIGPIPE
@@ -851,7 +857,8 @@ def main(argv: list[str] | None = None) -> int:
         signum = getattr(error, "signum", None)
         if signum is None:
             raise
-        return report_error(128 + signum, "stopped and saved; the same command goes on from here")
+        what = "stopped and saved" if is_resumable else "interrupted"
+        return report_error(128 + signum, f"{what}{goes_on}")
 
 # %% ../nbs/18_cli.ipynb #29f8c88a
 #| eval: false

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from conftest import command, lines
 
+from cramming_nb import cli
+from cramming_nb.checkpoint import Interrupted
 from cramming_nb.cli import COMMANDS, BenchData, BenchGlue, BenchTrain
 from cramming_nb.recipes import RECIPES, flat, load_recipe
 
@@ -58,6 +60,28 @@ cli.parse = lambda argv: signal.raise_signal(signal.SIGTERM)
 cli.main(["run"])"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (143, "")
+
+
+GOES_ON = "data finetune glue lab pretrain run".split()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("error, code", [(KeyboardInterrupt(), 130), (Interrupted(15), 143)], ids=["at once", "saved"])
+def test_a_command_says_whether_it_goes_on(name, error, code, monkeypatch):
+    def interrupted(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "parse", interrupted)
+    said = command(name)
+    what = "stopped and saved" if code == 143 and name in GOES_ON else "interrupted"
+    advice = "; the same command goes on from here" if name in GOES_ON else ""
+    assert (said.code, said.err) == (code, f"cram: {what}{advice}\n")
+
+
+@pytest.mark.parametrize("argv, words", [("list pocket", "no names;"), ("show a b", "1 name;"), ("diff a", "2 names;")])
+def test_recipes_say_how_many_names_they_take(argv, words):
+    said = command("recipes", *argv.split())
+    assert said.code == 2 and f"takes {words}" in said.err
 
 
 def test_help_lists_every_command(tmp_path):
