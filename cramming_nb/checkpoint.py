@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path,                # of all checkpoints of a run
                     state: dict,                 # everything small, as JSON
                     keep: int = 2,               # how many checkpoints stay
                     ) -> Path:
-    "Save a checkpoint atomically as `folder/step-…`, and remove all but those of the last `keep` steps."
+    "Save a checkpoint atomically as `folder/step-…`, and keep those of the last `keep` steps."
     remove_partial(folder)
     final = folder / f"step-{step:08d}"
     while final.exists():  # never remove one to make room for its successor

@@ -160,8 +160,8 @@ def check_folders(entries: list[Entry]):
             name = run_name(recipe.name, entry.source, entry.budget, seed)
             first, of_first = owners.setdefault(name, (number, decides))
             if of_first != decides:
-                raise UserError(f"entries {first} and {number} of the list differ, but both would be "
-                                f"in the folder {name}; give one of them a name of its own, "
+                raise UserError(f"entries {first} and {number} of the list differ, but both would "
+                                f"be in the folder {name}; give one of them a name of its own, "
                                 f"such as name: {entry.name or 'other'}-2")
 
 def plan(

@@ -369,7 +369,8 @@ def write_files(
         tokenizer: Tokenizer,
         max_length: int,             # of a sequence, in tokens
         card: str,                   # the text of README.md
-        folder: Path):
+        folder: Path,
+        **settings):                 # of the tokenizer, for tokenizer_config.json
     "Write configuration, weights, tokenizer and card into an empty folder."
     text = json.dumps(config | dict(dtype="float32"), indent=1)
     (folder / "config.json").write_text(text, encoding="utf-8")
@@ -377,7 +378,7 @@ def write_files(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     # save_file writes a temporary file, which only its owner may read, and renames it
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
-    save_tokenizer(tokenizer, folder, max_length)
+    save_tokenizer(tokenizer, folder, max_length, **settings)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 def write_model(
@@ -513,11 +514,8 @@ def write_classifier(
         sentence_pairs=pair,
         learned_length=max_length)
     tensors = {f"model.{name}": weight for name, weight in weights.items()}
-    write_files(config, tensors, tokenizer, max_length, card, folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings |= dict(split_special_tokens=True)  # "[SEP]" in a text is a word, as for `encode`
-    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    write_files(config, tensors, tokenizer, max_length, card, folder,
+                split_special_tokens=True)  # "[SEP]" in a text is a word, as for `encode`
 
 def load_classifier(folder: Path) -> tuple[SequenceClassifier, Tokenizer, dict]:
     "The classifier of an exported folder, its tokenizer, and its configuration."

@@ -211,15 +211,17 @@ def train_tokenizer(
     return with_cls_sep(tokenizer)
 
 # %% ../nbs/02_tokenizer.ipynb #d39e2c88
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int):
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, **settings):
     """Write tokenizer.json and tokenizer_config.json for `transformers.PreTrainedTokenizerFast`.
 
-    `max_length` is the longest sequence of the model, in tokens.
+    `max_length` is the longest sequence of the model, in tokens. Other `settings` of that class
+    are written as they are.
     """
     text = tokenizer.to_str(pretty=True)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length, **names)
+    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=max_length,
+                  **names, **settings)
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 # %% ../nbs/02_tokenizer.ipynb #8916bc75
