@@ -370,7 +370,7 @@ def write_files(
         max_length: int,             # of a sequence, in tokens
         card: str,                   # the text of README.md
         folder: Path,
-        **settings):                 # of the tokenizer, for tokenizer_config.json
+        **settings: object):         # of the tokenizer, for tokenizer_config.json
     "Write configuration, weights, tokenizer and card into an empty folder."
     text = json.dumps(config | dict(dtype="float32"), indent=1)
     (folder / "config.json").write_text(text, encoding="utf-8")

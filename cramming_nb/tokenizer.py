@@ -211,7 +211,7 @@ def train_tokenizer(
     return with_cls_sep(tokenizer)
 
 # %% ../nbs/02_tokenizer.ipynb #d39e2c88
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, **settings):
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, **settings: object):
     """Write tokenizer.json and tokenizer_config.json for `transformers.PreTrainedTokenizerFast`.
 
     `max_length` is the longest sequence of the model, in tokens. Other `settings` of that class
