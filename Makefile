@@ -6,13 +6,12 @@ ONLY   ?=
 SLOW   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
-NBTEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2 --timing
 
 # pip would compile 20,000 files one by one (--no-compile). Python compiles those that are imported, and keeps them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cram test agree test-slow test-gpu book export readme pages site-check package-check docs clean needs
+.PHONY: help cram test test-slow test-gpu book export readme pages site-check package-check docs clean needs
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -21,44 +20,37 @@ cram: $(VENV)/.run  ## install, then pretrain a small language model and report 
 	$(BIN)/cram run
 
 test: $(VENV)/.dev  ## what every change has to pass
-	$(MAKE) --jobs=2 agree pages  # neither needs both cores all the time
-	$(NBTEST)
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
-
-agree: $(VENV)/.dev
-	$(BIN)/python tests/book.py agree
+	@$(BIN)/python tools/check.py
 
 test-slow: $(VENV)/.dev  ## with what takes long (cells and tests marked slow)
-	$(NBTEST) --flags slow
-	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]  # 5: there are none
+	@$(BIN)/python tools/check.py slow
 
 test-gpu: $(VENV)/.dev  ## with what needs a GPU (cells and tests marked gpu; without one, tests are skipped)
-	$(NBTEST) --flags gpu
-	$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python tools/check.py gpu
 
-book: export  ## execute the notebooks in place (ONLY=05_architecture: that one; SLOW=1: with the cells marked slow)
-	$(BIN)/python tests/book.py run $(if $(SLOW),--slow) $(ONLY)
+book: export  ## execute the notebooks in place (ONLY=05_model: that one; SLOW=1: with the cells marked slow)
+	$(BIN)/python tools/book.py run $(if $(SLOW),--slow) $(ONLY)
 
 export: $(VENV)/.dev  ## write the package from the notebooks, and clean them
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
 
 readme: $(VENV)/.dev  ## write README.md from nbs/index.ipynb
-	$(BIN)/python tests/book.py readme
+	$(BIN)/python tools/book.py readme
 
 pages: $(VENV)/.dev  ## build and check the site in _docs_preview/
-	$(BIN)/python tests/pages.py _docs_preview
+	$(BIN)/python tools/pages.py _docs_preview
 
 site-check: $(VENV)/.dev  ## look at every page in a browser (Quarto's pages where Quarto is installed, else the preview)
 	@if command -v quarto >/dev/null; then $(MAKE) docs; \
-	else $(MAKE) pages && $(BIN)/python tests/site_check.py _docs_preview _site_check; fi
+	else $(MAKE) pages && $(BIN)/python tools/site_check.py _docs_preview _site_check; fi
 
 package-check: $(VENV)/.dev  ## install the wheel into an empty environment, use it, and each extra alone (minutes)
-	$(BIN)/python tests/package_check.py
+	$(BIN)/python tools/package_check.py
 
 docs: $(VENV)/.dev  ## build the site in _docs/ with Quarto, and look at it; a warning is an error
-	$(BIN)/python tests/book.py docs
-	$(BIN)/python tests/site_check.py _docs _site_check
+	$(BIN)/python tools/book.py docs
+	$(BIN)/python tools/site_check.py _docs _site_check
 
 clean:  ## remove what was built, .venv too; runs/ stays
 	rm -rf $(VENV) _proc _docs _docs_preview _site_check build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -1,7 +1,7 @@
 """Cramming, as a book that runs.
 
 Importing the package loads neither `torch` nor `transformers`. To load an exported model with
-`transformers`, import `cramming_nb.hf` (chapter 14).
+`transformers`, import `cramming_nb.app.hf` (the export page).
 """
 
 import sys

@@ -1,7 +1,7 @@
 """GLUE's files: rows from JSON lines, from the official tables or from the hub, and the archive
 that the benchmark's server takes.
 
-A `task` is a `Task` of chapter 11. An error names the file and the line, says what is wrong, and
+A `task` is a `Task` of chapter 10. An error names the file and the line, says what is wrong, and
 how to mend it.
 """
 
@@ -12,9 +12,9 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .budget import UserError
+from .engine.errors import UserError
 from .data import hub_revision, hub_spec
-from .stages import atomic_write
+from .engine.files import atomic_write
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

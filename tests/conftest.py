@@ -78,7 +78,7 @@ def hidden(folder: Path) -> list[Path]:
 
 def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     """Give `cram` a command in this process: as the shell would, but without loading torch again."""
-    from cramming_nb.cli import main
+    from cramming_nb.app.cli import main
 
     out, err, here, before = io.StringIO(), io.StringIO(), Path.cwd(), signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,9 @@ def work_briefly():
     In full, the two are most of what a tiny run does. They are done in full by test_gpu and test_loop, and in
     processes that start anew, as those of `torchrun` and of test_on_gpu.
     """
-    from cramming_nb import hardware, probes, run, training
+    from cramming_nb import training
+    from cramming_nb.app import probes, run
+    from cramming_nb.engine import hardware
 
     def brief(machine: hardware.Hardware, seconds: float = 0.0) -> float:
         return hardware.matrix_rate(machine, seconds=0.005, size=128)
@@ -120,7 +122,7 @@ def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     os.environ["CRAM_CACHE"] = cache
     os.chdir(cwd)
     sys.stdout = sys.stderr = open(output, mode, buffering=1)
-    from cramming_nb.cli import main
+    from cramming_nb.app.cli import main
 
     work_briefly()
     sys.exit(main(argv))
@@ -130,7 +132,7 @@ class Killable:
     """`cram` in a process of its own, forked from a server that has loaded once what takes seconds to load."""
 
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["cramming_nb.run", "cramming_nb.counting", "scipy.stats", "torch._dynamo"])
+    server.set_forkserver_preload(["cramming_nb.app.run", "cramming_nb.app.counting", "scipy.stats", "torch._dynamo"])
     server.set_forkserver_preload = lambda modules: None  # a bench asks the same server for fewer
     body = staticmethod(child)
 
@@ -275,7 +277,7 @@ def cram(tmp_path, run_python):
 
     def start(*argv) -> Said:
         code = f"""import sys
-from cramming_nb.cli import main
+from cramming_nb.app.cli import main
 sys.argv = ["cram", *{[str(a) for a in argv]!r}]
 sys.exit(main())"""
         return run_python(code, tmp_path, CRAM_CACHE=str(tmp_path / "cache"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cramming_nb.hardware import Device
+from cramming_nb.engine.hardware import Device
 
 
 class TwoDevices(Device):

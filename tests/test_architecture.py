@@ -37,7 +37,7 @@ from cramming_nb.architecture import (
     parameters_by_part,
     select_positions,
 )
-from cramming_nb.budget import UserError
+from cramming_nb.engine.errors import UserError
 from cramming_nb.recipes import RECIPES, change, field_help, flat
 from cramming_nb.tokenizer import MASK, SEP
 

@@ -16,7 +16,8 @@ import pyarrow.parquet
 import pytest
 from conftest import GLUE_ROWS, command, contents, hidden, lines, write_jsonl
 
-from cramming_nb.budget import Budget, UserError
+from cramming_nb.budget import Budget
+from cramming_nb.engine.errors import UserError
 from cramming_nb.recipes import RECIPES, change
 
 
@@ -52,7 +53,7 @@ def bad(tiny, tmp_path_factory) -> Path:
         "lab-rate.yaml": b"- {budget: 300Mtok@5tok/s}\n",
         "lab-good.yaml": b"- {budget: 1ktok, name: one}\n- {budget: 1ktok, name: two}\n",
         "lab-negative.yaml": b"- {seeds: [-1]}\n",
-        "lab-rated.yaml": b"- {rated: true, budget: 3Mtok}\n",
+        "lab-rated.yaml": b"- {throughput_normalised: true, budget: 3Mtok}\n",
         "lab-set.yaml": b"- {set: [schedule.batch_size]}\n",
         "lab-torn.yaml": b"- {recipe: [",
     }
@@ -85,20 +86,39 @@ def refused(result, *words: str):
 RUN = "run {tiny} --source files:{text} --budget 1ktok"
 SOURCE = "run {tiny} --budget 1ktok --source files:{bad}/"
 RECIPE = "run {bad}/%s --source files:{text} --budget 1ktok"
-BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would be right)
-    "command": ("rnu", "rnu", "cram --help"),
-    "option": (f"{RUN} --sourse x", "--sourse", "did you mean --source?"),
-    "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "did you mean --s"),
-    "option of another command": (f"{RUN} --jobs 3", "--jobs", "see cram run --help"),
+MISREAD = {  # name: (arguments, words of the explanation)
+    "command": ("rnu", "rnu", "recipes", "cram --help"),
+    "option": (f"{RUN} --sourse x", "--sourse", "--source SOURCE"),
+    "options": (f"{RUN} --sourse x --seeed 3", "--sourse", "--seeed", "--seed INT"),
+    "option of another command": (f"{RUN} --jobs 3", "--jobs", "cram lab --help"),
     "option without value": (f"{RUN} --seed", "--seed", "cram run --help"),
     "argument": (f"{RUN} more", "more", "--help"),
     "seed": (f"{RUN} --seed x", "--seed", "'x'"),
+    "action": ("recipes shwo", "shwo", "show", "cram recipes --help"),
+    "no run named": ("predict", "RUN", "cram predict --help"),
+    "lab engine": ("lab {bad}/lab-good.yaml --engine slurm", "'slurm'", "ray", "cram lab --help"),
+    "lab no file named": ("lab", "LIST", "cram lab --help"),
+    "bench": ("bench trian", "trian", "train, data, glue"),
+    "bench size": ("bench train --size huge", "'huge'", "small"),
+}
+
+
+@pytest.mark.parametrize("text", MISREAD.values(), ids=MISREAD)
+def test_mistake_in_the_arguments_is_explained(text, bad, tiny, tmp_path):
+    """By the library that reads them, in a few lines: what is wrong, and which help to look at."""
+    argv, *words = text
+    argv = [a.format(tiny=tiny.recipe, text=tiny.text, bad=bad) for a in shlex.split(argv)]
+    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    assert (result.code, result.out) == (2, "") and "Traceback" not in result.err
+    assert not [word for word in words if word not in result.err], result.err
+    assert contents(tmp_path) == {}
+
+
+BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would be right)
     "seed negative": (f"{RUN} --seed -1", "seed", "-1"),
     "seed of 65 bits": (f"{RUN} --seed {2**64}", "seed 18446744073709551616", "below 2**53"),
     "snapshot past the end": (f"{RUN} --snapshots 0.5 1.5", "snapshot", "1.5", "between 0 and 1"),
-    "action": ("recipes shwo", "shwo", "show", "cram recipes --help"),
     "names": ("recipes diff pocket", "diff", "2 names"),
-    "no run named": ("predict", "run", "predict"),
     "recipe": ("run pokcet", "pokcet", "did you mean pocket"),
     "recipe missing": ("run my.yaml", "my.yaml", "No such file"),
     "recipe list": (RECIPE % "list.yaml", "list.yaml", "cram recipes show"),
@@ -158,15 +178,11 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "lab one seed": ("lab {bad}/lab-one.yaml", "seeds 1", "[0, 1]"),
     "lab rate": ("lab {bad}/lab-rate.yaml", "300Mtok@5tok/s", "3m"),
     "lab only": ("lab {bad}/lab-good.yaml --only three", "'three'", "one, two"),
-    "lab engine": ("lab {bad}/lab-good.yaml --engine slurm", "'slurm'", "ray", "cram lab --help"),
-    "lab no file named": ("lab", "LIST", "cram lab --help"),
     "lab seed negative": ("lab {bad}/lab-negative.yaml", "seed -1", "0 or more"),
     "lab rated tokens": ("lab {bad}/lab-rated.yaml", "'3Mtok'", "give a time"),
     "lab jobs": ("lab {bad}/lab-good.yaml --jobs -1", "--jobs -1", "1 or more"),
     "lab set": ("lab {bad}/lab-set.yaml", "set", "schedule.batch_size"),
     "lab torn": ("lab {bad}/lab-torn.yaml", "lab-torn.yaml", "line 1"),
-    "bench": ("bench trian", "trian", "cram bench --help"),
-    "bench size": ("bench train --size huge", "'huge'", "small"),
     "bench rounds": ("bench train --rounds 0", "--rounds 0", "above 0"),
     "bench rows": ("bench train --rows -1", "--rows -1", "above 0"),
     "bench picture": ("bench train --picture x.foo", "--picture x.foo", ".png or .svg"),

@@ -1,21 +1,23 @@
-"""The bench: every implementation has the size that was asked for, and only one of them is in memory."""
+"""The bench: every implementation has the size that was asked for, and each turn a process of its own."""
 
-import gc
 import json
+import multiprocessing.connection
 import os
-import weakref
+import time
 from dataclasses import replace
-from multiprocessing.context import SpawnProcess
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from cramming_nb import bench
-from cramming_nb.budget import UserError
-from cramming_nb.hardware import Device, Hardware
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.hardware import Device, Hardware
+from cramming_nb.lab import bench
 from cramming_nb.recipes import RECIPES, Recipe, change, flat
 
+RATES = Path(__file__).resolve().parents[1] / "records" / "lab" / "rates.json"
 TINY = replace(
     bench.SIZES["small"][0], vocab_size=512, hidden_size=32, num_layers=2, num_heads=2, ffn_size=64, max_length=32
 )
@@ -54,20 +56,18 @@ class TwoRows(Device):
     most_rows = 2
 
 
-@pytest.mark.parametrize("name", [*bench.BASELINES])
+@pytest.mark.parametrize("name", [name for name in bench.STEPS if name != "ours"])
 def test_a_baseline_has_our_shape_and_changes_its_weights(name):
     if name != "reference":
         pytest.importorskip("transformers")
-    make, choices = bench.BASELINES[name]
-    for choice in choices:
-        step = make(TINY, 4, Hardware.detect(), False, *choice)
-        model = model_of(step)
-        before = [p.detach().clone() for p in model.parameters()]
-        sizes = {tuple(p.shape) for p in model.parameters()}
-        assert (TINY.vocab_size, TINY.hidden_size) in sizes
-        step()
-        changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
-        assert sum(changed) > 0.9 * len(changed)
+    step = bench.STEPS[name](TINY, 4, Hardware.detect(), False)
+    model = model_of(step)
+    before = [p.detach().clone() for p in model.parameters()]
+    sizes = {tuple(p.shape) for p in model.parameters()}
+    assert (TINY.vocab_size, TINY.hidden_size) in sizes
+    step()
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert sum(changed) > 0.9 * len(changed)
 
 
 def model_of(step) -> torch.nn.Module:
@@ -84,145 +84,131 @@ def test_modernbert_has_the_weights_of_our_blocks():
     assert numbers[1] == pytest.approx(numbers[0] + extra, rel=0.01)
 
 
-class Pipe:
-    """The end of a pipe that asks a few times, and looks at what is alive when it gets an answer."""
+def test_implementations_take_turns_and_the_warm_up_does_not_count():
+    calls = []
 
-    def __init__(self, asks: int):
-        self.asks, self.models, self.answers, self.alive = asks, [], [], []
+    def note(name: str) -> int:
+        calls.append(name)
+        return len(calls)
 
-    def recv(self) -> bool:
-        self.asks -= 1
-        return self.asks >= 0
-
-    def send(self, answer):
-        gc.collect()
-        self.answers.append(answer)
-        self.alive.append(sum(model() is not None for model in self.models))
+    found = bench.interleave({name: partial(note, name) for name in "AB"}, rounds=2)
+    assert "".join(calls) == "ABABAB" and found == dict(A=[3, 5], B=[4, 6])
+    with pytest.raises(UserError, match="give 1 or more"):
+        bench.interleave({}, rounds=0)
 
 
-@pytest.mark.parametrize("keep, builds, alive", [(True, 1, 1), (False, 3, 0)])
-def test_a_model_is_built_on_each_turn_and_freed_after_it(keep, builds, alive):
-    pipe = Pipe(3)
-
-    def make():
-        step = bench.our_step(TINY, 4, Hardware.detect(), compiled=False)
-        trainer = next(c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, bench.Trainer))
-        pipe.models.append(weakref.ref(trainer.model))
-        return step
-
-    bench.serve(pipe, make, (), seconds=0.001, keep=keep)
-    assert all(seconds > 0 and memory > 0 for seconds, memory in pipe.answers)
-    assert len(pipe.models) == builds and pipe.alive == [alive] * 3
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(Device().compiler() is None, reason="there is no C++ compiler")
-def test_a_compiled_model_is_freed_as_well():
-    pipe = Pipe(2)
-
-    def make():
-        step = bench.our_step(TINY, 4, Hardware.detect(), compiled=True)
-        trainer = next(c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, bench.Trainer))
-        pipe.models.append(weakref.ref(trainer.model))
-        return step
-
-    bench.serve(pipe, make, (), seconds=0.001, keep=False)
-    assert len(pipe.models) == 2 and pipe.alive == [0, 0]
+def test_a_speed_up_is_that_of_medians_and_its_range_that_of_rounds():
+    found = bench.speedups(dict(ours=[1, 2, 1], baseline=[4, 4, 4]), amount=100, unit="tokens")
+    assert found["ratio"] == dict(baseline=4.0) and found["ratio_range"] == dict(baseline=[2.0, 4.0])
+    assert found["rate"] == dict(ours=100.0, baseline=25.0)
 
 
 @pytest.mark.parametrize("watch_children", [False, True])
-def test_an_implementation_finds_nothing_that_another_has_done(watch_children):
+def test_a_turn_finds_nothing_that_another_has_done(watch_children):
     def make():
-        done = [torch.get_default_dtype() == torch.float64, hasattr(torch, "left_behind")]
+        if torch.get_default_dtype() == torch.float64 or hasattr(torch, "left_behind"):
+            raise RuntimeError("another was here")
         torch.set_default_dtype(torch.float64)
         torch.left_behind = True
-        if any(done):
-            raise RuntimeError("another was here")
         return lambda: None
 
-    with bench.Implementation(make) as first, bench.Implementation(make, watch_children=watch_children) as second:
-        assert first() >= 0 and second() >= 0
-        assert len({first.process.pid, second.process.pid, os.getpid()}) == 3
-        assert isinstance(second.process, SpawnProcess) or not watch_children  # shares no pages with a server
+    assert bench.take_turn(make).seconds >= 0
+    assert bench.take_turn(make, watch_children=watch_children).seconds >= 0
     assert not hasattr(torch, "left_behind")
+
+
+def test_work_is_warmed_up_and_repeated_for_as_long_as_asked(monkeypatch):
+    calls = []
+
+    def seconds_of(device, work, repeats: int = 1) -> float:  # on a clock on which the work takes a hundredth
+        for _ in range(repeats):
+            work()
+        return 0.01
+
+    monkeypatch.setattr(type(Hardware.detect().device), "seconds", seconds_of)
+
+    def turn(**how) -> int:
+        calls.clear()
+        pipe = Pipe()
+        bench.run_turn(pipe, lambda: lambda: calls.append(0), (), **how)
+        ((seconds, memory),) = pipe.answers
+        assert seconds == 0.01 and memory > 0
+        return len(calls)
+
+    assert turn(seconds=0.0, warmup=False) == 1
+    assert turn(seconds=0.0, warmup=True) == 2
+    assert turn(seconds=0.1, warmup=True) == 12  # to warm up, to see how long it takes, and ten
+
+
+class Pipe:
+    """The end of a pipe that keeps what is sent."""
+
+    def __init__(self):
+        self.answers = []
+
+    def send(self, answer):
+        self.answers.append(answer)
 
 
 def test_lack_of_memory_is_told_as_such():
     def make():
         raise RuntimeError("CUDA error: out of memory")
 
-    pipe = Pipe(1)
-    bench.serve(pipe, make, (), seconds=0.0, keep=True)
+    pipe = Pipe()
+    bench.run_turn(pipe, make, (), seconds=0.0, warmup=True)
     assert pipe.answers == [(None, "out of memory: RuntimeError: CUDA error: out of memory")]
 
 
-class Turn:
-    """An implementation without a process: takes its seconds from a list, and knows whether it was ended."""
+def test_a_turn_that_dies_or_is_interrupted_leaves_no_process(monkeypatch):
+    with pytest.raises(UserError, match="has ended"):
+        bench.take_turn(lambda: lambda: os._exit(1))
+    really = multiprocessing.connection.Connection.poll
 
-    started = []
+    def interrupted(pipe, timeout):
+        raise KeyboardInterrupt
 
-    def __init__(self, make, *arguments, seconds, keep):
-        self.make, self.arguments, self.keep, self.memory, self.ended = make, arguments, keep, 1, False
-        Turn.started.append(self)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.ended = True
-
-    def __call__(self) -> float:
-        name = self.arguments[4] if len(self.arguments) > 4 else self.make.__name__
-        if name in Turn.broken:
-            raise UserError("an implementation could not work (out of memory)")
-        return dict(our_step=1.0, reference_step=4.0, eager=2.0, sdpa=3.0)[name]
+    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.take_turn(lambda: lambda: time.sleep(60))
+    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", really)
+    assert not multiprocessing.active_children()
 
 
 @pytest.fixture
 def turns(monkeypatch):
-    monkeypatch.setattr(bench, "Implementation", Turn)
+    """Turns without a process, of fixed seconds; `broken` names the steps that cannot work."""
+    broken = set()
+    seconds = dict(our_step=1.0, reference_step=4.0, bert_step=2.0, modernbert_step=2.0)
+
+    def take_turn(make, *arguments, **how):
+        if make.__name__ in broken:
+            raise UserError("an implementation could not work (out of memory)")
+        return bench.Turn(seconds[make.__name__], 1)
+
+    monkeypatch.setattr(bench, "take_turn", take_turn)
     monkeypatch.setattr(bench, "matrix_rate", lambda hardware: 1e12)
-    monkeypatch.setattr(bench, "profile_of", lambda *_, **__: {"matrix products": 0.75, "the rest": 0.25})
-    Turn.started, Turn.broken = [], set()
-    return Turn
+    return broken
 
 
-@pytest.mark.parametrize("size, keep", [("small", True), ("full", False)])
-def test_transformers_go_on_with_their_faster_attention(turns, size, keep):
-    pytest.importorskip("transformers")
-    result = bench.bench_train(size, rounds=2, rows=4, progress=False)
-    assert result["attention"] == dict(transformers="eager", modernbert="eager")
+def test_the_training_bench_compares_ours_with_each_baseline(turns):
+    result = bench.bench_train("small", rounds=2, rows=4, progress=False)
     assert result["ratio"] == dict(reference=4.0, transformers=2.0, modernbert=2.0)
-    assert all(turn.keep == keep for turn in turns.started)
     assert result["matrix_rates"] == [1e12, 1e12] and result["failed"] == {}
     assert json.loads(json.dumps(result)) == result
-    assert "its faster attention: eager" in bench.table(result)
-    assert "where our time goes: matrix products 75%, the rest 25%" in bench.table(result)
+    table = bench.bench_table(result)
+    assert "ours over reference: 4.00 (rounds 4.00–4.00)" in table and "MFU: " in table
+    with pytest.raises(UserError, match="choose one of small, full"):
+        bench.bench_train("huge")
 
 
 def test_a_baseline_that_cannot_work_is_left_out_and_named(turns):
-    pytest.importorskip("transformers")
-    turns.broken |= {"reference_step", "eager"}
+    turns |= {"reference_step"}
     result = bench.bench_train("small", rounds=1, rows=4, progress=False)
     assert list(result["ratio"]) == ["transformers", "modernbert"]
-    assert result["attention"] == dict(transformers="sdpa", modernbert="sdpa")
-    assert "reference is left out" in bench.table(result) and "out of memory" in result["failed"]["reference"]
-    turns.broken.add("our_step")
+    assert "reference is left out" in bench.bench_table(result) and "out of memory" in result["failed"]["reference"]
+    turns.add("our_step")
     with pytest.raises(UserError, match="out of memory"):
         bench.bench_train("small", rounds=1, rows=4, progress=False)
-
-
-def test_where_time_goes_is_measured_in_a_process_of_its_own():
-    shares = bench.profile_of(bench.our_step, TINY, 4, Hardware.detect(), False, calls=2)
-    assert list(shares) == ["matrix products", "compiled loops", "optimizer", "the rest"]
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["matrix products"] > 0 and shares["optimizer"] > 0 and shares["compiled loops"] == 0
-
-
-def test_more_products_take_a_larger_share_of_the_time():
-    few, many = (torch.ones(size, size) for size in (8, 512))
-    shares = [bench.time_by_kind(lambda x=x: [(x @ x, x + 1) for _ in range(20)]) for x in (few, many)]
-    assert shares[0]["matrix products"] < shares[1]["matrix products"]
 
 
 def test_utilisation_is_by_the_rate_of_the_same_round():
@@ -232,34 +218,37 @@ def test_utilisation_is_by_the_rate_of_the_same_round():
     assert found["mfu_datasheet"] == pytest.approx(found["mfu"] / 989.4)
 
 
-def test_fields_without_matter_are_those_of_a_recipe_and_no_part_of_its_pace():
-    assert flat(Recipe()).keys() >= bench.NO_MATTER
+def test_what_changes_no_step_is_none_of_its_fields():
     changes = {"corpus.sample": 10**6, "optimizer.lr": 0.1, "training.validations": 3, "protocol.epochs": 9}
-    assert bench.pace(change(RECIPES["pocket"], changes)) == bench.pace(RECIPES["pocket"])
+    assert bench.step_fields(change(RECIPES["pocket"], changes)) == bench.step_fields(RECIPES["pocket"])
     for name, value in {"training.dropout": True, "corpus.seq_length": 64, "optimizer.name": "muon"}.items():
-        assert bench.pace(change(RECIPES["pocket"], {name: value}))[name] == value
+        assert bench.step_fields(change(RECIPES["pocket"], {name: value}))[name] == value
+
+
+@pytest.mark.parametrize("beginning", [*bench.MATTER, *bench.NO_MATTER])
+def test_the_beginnings_are_those_of_fields(beginning):
+    assert any(name.startswith(beginning) for name in flat(Recipe()))
+
+
+def test_the_measured_speeds_are_of_fields_that_still_decide_them():
+    """The records of speeds name fields that decide a step's time; none of them has been dropped from these."""
+    for measured in json.loads(RATES.read_text()):
+        recipe = change(Recipe(), measured["pace"])
+        assert bench.step_fields(recipe) == measured["pace"]
 
 
 def test_both_fine_tune_by_the_protocol_that_is_asked_for(monkeypatch):
     """Started are several of ours and one reference, each with the recipe's protocol; the result says how pairs are read."""
     started, protocol = [], RECIPES["pocket"].protocol
 
-    class Noted:
-        def __init__(self, make, *arguments):
-            started.append(arguments)
+    def take_turn(make, arch, tokenizer, task, steps, protocol, hardware, threads):
+        started.append((protocol, hardware.dtype))
+        return bench.Turn(1.0, 1)
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def __call__(self):
-            return 1.0
-
-    monkeypatch.setattr(bench, "Implementation", Noted)
-    monkeypatch.setattr(bench, "profile_of", lambda make, *arguments, calls: started.append(arguments))
+    monkeypatch.setattr(bench, "take_turn", take_turn)
     task = SimpleNamespace(train=[()] * 32)
     found = bench.bench_glue(TINY, "tokenizer.json", dict(one=task), rounds=1, progress=False, protocol=protocol)
-    assert len(started) >= 3 and all(protocol in arguments for arguments in started)
-    assert found["pairs"] == protocol.pairs == "apart"
+    reference = (replace(protocol, by_length=False), torch.float32)
+    assert started.count(reference) == 1 and len(started) >= 2
+    assert all(one in (reference, (protocol, Hardware.detect().dtype)) for one in started)
+    assert found["pairs"] == protocol.pairs == "apart" and found["minutes"] > 0

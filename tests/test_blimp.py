@@ -6,7 +6,7 @@ import pytest
 import torch
 from blimp import main, pseudo_likelihoods
 
-from cramming_nb.export import load_model
+from cramming_nb.app.export import load_model
 
 
 def test_score_is_the_sum_over_single_masks(finished):

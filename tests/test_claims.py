@@ -250,7 +250,7 @@ def test_a_slower_arm_loses_what_the_text_is_worth_that_it_does_not_read(page, m
 def test_every_change_has_a_prediction_and_its_speed(page):
     """Where a change that has run takes other steps, they have been timed; what takes the same steps has no record."""
     for name in page["changes"]:
-        differs = page["pace"](page["recipes"][name, "2Mtok"]) != page["pace_of_baseline"]
+        differs = page["step_fields"](page["recipes"][name, "2Mtok"]) != page["pace_of_baseline"]
         assert (name in page["ratios"]) == differs, name
     assert set(page["ratios"]) <= set(page["predicted"]) | {"deep pre-norm"}  # the baseline of a change
     lists = [page["lists"][file] for file in ("changes.yaml", "masks.yaml")]
@@ -262,7 +262,7 @@ def test_every_change_has_a_prediction_and_its_speed(page):
 
 def test_the_changes_that_other_pages_show_are_those_of_the_records(page):
     shown = json.loads((ROOT / "records/changes.json").read_text())
-    assert shown == page["changes"], "python tests/book.py verdicts writes the file"
+    assert shown == page["changes"], "python tools/book.py verdicts writes the file"
     assert all(found["pairs"] >= 3 for found in shown.values())
     verdicts = json.loads((ROOT / "records/verdicts.json").read_text())
     assert verdicts == {row["id"]: page["judgements"][row["id"]].verdict for row in ROWS if "tests" in row}
@@ -277,7 +277,7 @@ def test_losses_on_other_sequences_are_not_compared(page):
 def test_a_chapter_quotes_the_verdict_that_the_records_support(page, path):
     for cell in cells(path.relative_to(NBS), "markdown"):
         text = "".join(cell["source"])
-        assert text == book.quotations(text, page["judgements"]), "python tests/book.py verdicts mends this"
+        assert text == book.quotations(text, page["judgements"]), "python tools/book.py verdicts mends this"
 
 
 def test_stale_quotations_are_brought_up_to_date(page):

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from conftest import command, lines
 
-from cramming_nb import cli
-from cramming_nb.checkpoint import Interrupted
-from cramming_nb.cli import COMMANDS, BenchData, BenchGlue, BenchTrain
+from cramming_nb.app import cli
+from cramming_nb.app.cli import COMMANDS, BenchDataCommand, BenchGlueCommand, BenchTrainCommand
+from cramming_nb.engine.checkpoint import Interrupted
 from cramming_nb.recipes import RECIPES, flat, load_recipe
 
 HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "numpy", "pyarrow", "transformers"}
@@ -23,7 +23,7 @@ HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "n
 
 @pytest.mark.parametrize("argv", ["--help", "--version", "run --help"])
 def test_answers_without_loading_torch(argv):
-    call = [sys.executable, "-X", "importtime", "-c", "import sys; from cramming_nb.cli import main; sys.exit(main())"]
+    call = [sys.executable, "-X", "importtime", "-c", "import sys; from cramming_nb.app.cli import main; sys.exit(main())"]
     result = subprocess.run([*call, *argv.split()], capture_output=True, text=True)
     imports = [line for line in result.stderr.splitlines() if "import time:" in line]
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in imports}
@@ -33,7 +33,7 @@ def test_answers_without_loading_torch(argv):
 
 
 def test_module_is_the_command():
-    call = [sys.executable, "-m", "cramming_nb.cli"]  # as torchrun starts it
+    call = [sys.executable, "-m", "cramming_nb.app.cli"]  # as torchrun starts it
     result = subprocess.run([*call, "--version"], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, version("cramming_nb"))
     result = subprocess.run([*call, "recipes", "diff"], capture_output=True, text=True)
@@ -45,7 +45,7 @@ def test_ends_quietly_where_nobody_reads(argv):
     """As in `cram recipes fields | head -1`, once `head` has ended."""
     reader, writer = os.pipe()
     os.close(reader)
-    call = [sys.executable, "-m", "cramming_nb.cli", *argv.split()]
+    call = [sys.executable, "-m", "cramming_nb.app.cli", *argv.split()]
     result = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
@@ -54,7 +54,7 @@ def test_ends_quietly_where_nobody_reads(argv):
 def test_a_second_sigterm_finds_it_leaving():
     """Slurm and `timeout` signal the whole group, so that it may come twice."""
     code = """import atexit, signal
-from cramming_nb import cli
+from cramming_nb.app import cli
 atexit.register(signal.raise_signal, signal.SIGTERM)
 cli.parse = lambda argv: signal.raise_signal(signal.SIGTERM)
 cli.main(["run"])"""
@@ -62,7 +62,7 @@ cli.main(["run"])"""
     assert (result.returncode, result.stderr) == (143, "")
 
 
-GOES_ON = "data finetune glue lab pretrain run".split()
+GOES_ON = "data glue lab pretrain run".split()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -104,14 +104,14 @@ def explained(text: str) -> dict[str, str]:
     return found
 
 
-BENCHES = {"train": BenchTrain, "data": BenchData, "glue": BenchGlue}
+BENCHES = {"train": BenchTrainCommand, "data": BenchDataCommand, "glue": BenchGlueCommand}
 PAGES = {name: kind for name, kind in COMMANDS.items() if name != "bench"}
 PAGES |= {f"bench {name}": kind for name, kind in BENCHES.items()}
 
 
 def help_of(name: str, monkeypatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    call = [sys.executable, "-m", "cramming_nb.cli", *name.split(), "--help"]
+    call = [sys.executable, "-m", "cramming_nb.app.cli", *name.split(), "--help"]
     return subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stdout
 
 
@@ -214,7 +214,7 @@ def test_options_set_what_they_say(tiny, tmp_path):
 
 
 def test_real_process_exits_with_the_code(tmp_path):
-    call = [sys.executable, "-m", "cramming_nb.cli", "predict", "nosuch", "a [MASK]"]
+    call = [sys.executable, "-m", "cramming_nb.app.cli", "predict", "nosuch", "a [MASK]"]
     result = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("cram: no run 'nosuch'") and result.stderr.count("\n") == 1

@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import command, lines
 
-from cramming_nb.budget import Budget, UserError
-from cramming_nb.hardware import Device, Hardware
+from cramming_nb.budget import Budget
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.training import ModelLoss, Trainer, TrainingConfig, estimated_seconds, should_compile
 
 BATCH = (torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2), 0.0)

@@ -19,7 +19,6 @@ import pytest
 from conftest import Killable, child, command, hidden, sentence, write_jsonl
 
 from cramming_nb import corpus as corpus_module
-from cramming_nb.budget import UserError
 from cramming_nb.corpus import (
     SHUFFLED_CHUNKS,
     Corpus,
@@ -33,18 +32,17 @@ from cramming_nb.corpus import (
     tokenise,
 )
 from cramming_nb.data import BATCH, batches
-from cramming_nb.stages import (
-    Local,
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.files import (
     ShardedArray,
-    add_rates,
     atomic_write,
     chunk_paths,
     lock,
-    run_stage,
     shard_paths,
     write_chunk,
     write_shards,
 )
+from cramming_nb.engine.jobs import Local, add_rates, run_stage
 from cramming_nb.tokenizer import train_tokenizer
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
@@ -156,7 +154,7 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
     assert same(Corpus(manifest.parent), expected)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished, "something finished was made again"
     assert not hidden(cache) and not list(cache.glob("*/packed*"))
-    for _ in range(100):
+    for _ in range(600):
         if not any(Path(f"/proc/{child}").exists() for child in children):
             break
         time.sleep(0.1)
@@ -393,7 +391,7 @@ def test_files_that_are_not_what_they_seem(name, content, words, tmp_path):
 
 @pytest.mark.parametrize("rows, different", [([], 0), ([[7, 8, 9]] * 9, 1), ([[7, 8], [8, 7]], 2)])
 def test_too_few_rows_of_token_ids(rows, different, tmp_path):
-    tokenizer = train_tokenizer(["garden"] * 9, 100, or_fewer=True)
+    tokenizer = train_tokenizer(["garden"] * 9, 100)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     write_jsonl(tmp_path / "rows.jsonl", [dict(input_ids=row) for row in rows])
     config = CorpusConfig(vocab_size=tokenizer.get_vocab_size(), seq_length=16)
@@ -423,7 +421,7 @@ def test_borrowed_tokenizer_counts_for_the_filter(finished, tmp_path):
 def test_borrowed_tokenizer_counts_all_tokens_of_the_text_alone(setting, tmp_path):
     """What its file says about cutting, padding and special tokens is for other uses."""
     texts = ["the old garden follows a river " * 40, "a short one"]
-    own, borrowed = (train_tokenizer(texts, size, or_fewer=True) for size in (200, 120))
+    own, borrowed = (train_tokenizer(texts, size) for size in (200, 120))
     plain = [len(borrowed.encode(text).ids) for text in texts]  # with [CLS] and [SEP], as the reference counts
     if setting == "truncation":
         borrowed.enable_truncation(16)
@@ -438,7 +436,7 @@ def test_borrowed_tokenizer_counts_all_tokens_of_the_text_alone(setting, tmp_pat
 def test_borrowed_tokenizer_is_read_again_if_its_file_changed(tmp_path):
     texts, path, counts = ["garden " * 9], tmp_path / "borrowed.json", []
     for number, known in enumerate(("garden", "g a r d e n")):
-        train_tokenizer([known] * 9, 400, or_fewer=True).save(str(path))
+        train_tokenizer([known] * 9, 400).save(str(path))
         os.utime(path, (number, number))
         counts.append(count_tokens(texts, str(path)).item())
     assert counts == [2 + 9, 2 + 9 * 6]  # [CLS] and [SEP], too
@@ -566,7 +564,7 @@ def test_files_are_utf8_in_any_locale(tmp_path):
         import sys
         from pathlib import Path
         from cramming_nb.corpus import CorpusConfig, get_corpus
-        from cramming_nb.stages import write_text
+        from cramming_nb.engine.files import write_text
         assert sys.flags.utf8_mode == 0
         folder = Path(sys.argv[1])
         write_text(folder / "report.md", "1\u20132")

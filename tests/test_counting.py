@@ -9,21 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counting_records import choose, deciding, main, training_rows
+from counting_records import choose, containing_rows, deciding, held_back_score, main, training_rows
 
-from cramming_nb.budget import UserError
-from cramming_nb.counting import (
+from cramming_nb.app.counting import (
     CountingConfig,
-    Overlap,
-    containing_rows,
-    count_words,
+    PairOverlap,
+    bag_of_words,
     fit_counts,
-    held_back_score,
     same_answer,
 )
+from cramming_nb.app.probes import probe_tasks
+from cramming_nb.app.scores import ScoreTable, compare
+from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import TASKS, Task, TaskData, accuracy, load_glue
-from cramming_nb.probes import probe_tasks
-from cramming_nb.scores import ScoreTable, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "records" / "counting"
@@ -52,7 +50,7 @@ DATA = {name: pairs(name) if task.pair else single(name) for name, task in TASKS
 
 @pytest.mark.parametrize("name", TASKS)
 def test_each_task_has_a_result_like_that_of_a_fine_tuning(name):
-    result = count_words(DATA[name])
+    result = bag_of_words(DATA[name])
     assert (result["task"], result["init"], result["seed"]) == (name, "counting", 0)
     assert set(result["scores"]) == set(result["intervals"]) == set(result["replicates"]) == set(TASKS[name].columns)
     assert all(len(drawn) == 200 for drawn in result["replicates"].values())
@@ -62,18 +60,18 @@ def test_each_task_has_a_result_like_that_of_a_fine_tuning(name):
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "mrpc"])
 def test_the_same_seed_gives_the_same_result(name):
-    one, two = (count_words(DATA[name], seed=3) for _ in range(2))
+    one, two = (bag_of_words(DATA[name], seed=3) for _ in range(2))
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "mrpc"])
 def test_words_that_decide_are_found(name):
-    counted, constant = count_words(DATA[name])["scores"][name], same_answer(DATA[name])["scores"][name]
+    counted, constant = bag_of_words(DATA[name])["scores"][name], same_answer(DATA[name])["scores"][name]
     assert counted > 0.75 > constant
 
 
 def test_results_are_compared_and_shown_like_those_of_models():
-    counted, constant = [count_words(DATA["sst2"])], [same_answer(DATA["sst2"])]
+    counted, constant = [bag_of_words(DATA["sst2"])], [same_answer(DATA["sst2"])]
     difference, low, high = compare(counted, constant, ("counting", "constant"))["sst2"]
     assert 0 < low <= difference <= high
     assert "1 of 9" in ScoreTable(counted).coverage()
@@ -82,7 +80,7 @@ def test_results_are_compared_and_shown_like_those_of_models():
 @pytest.mark.parametrize("name", TASKS)
 def test_without_training_rows_there_is_one_clear_line(name):
     empty = replace(DATA[name], train=[])
-    for baseline in (count_words, same_answer):
+    for baseline in (bag_of_words, same_answer):
         with pytest.raises(UserError, match="no training rows"):
             baseline(empty)
 
@@ -96,7 +94,7 @@ def test_training_rows_without_words_are_refused():
 def test_one_label_only_is_repeated_and_noted(name):
     data = DATA[name]
     same = replace(data, train=[(first, second, 1) for first, second, _ in data.train])
-    result = count_words(same)
+    result = bag_of_words(same)
     assert any("one class in training" in note for note in result["notes"])
     assert any("the same answer to every row" in note for note in result["notes"])
     model = fit_counts(data.task, same.train)
@@ -144,12 +142,12 @@ def test_more_than_two_classes_are_told_apart():
     task = Task("colour", "", False, ("red", "green", "blue"), accuracy)
     rows = [(f"The {noun} is {task.labels[label]}.", None, label) for noun in NOUNS for label in range(3)]
     data = TaskData(task, rows[:12], {"colour": rows[12:]})
-    assert count_words(data)["scores"]["colour"] == 1.0
+    assert bag_of_words(data)["scores"]["colour"] == 1.0
 
 
 def test_overlap_is_within_its_bounds():
     rows = [(*row, 0) for row in ODD.values()] + DATA["mrpc"].train
-    found = Overlap().fit(DATA["mrpc"].train).transform(rows).toarray()
+    found = PairOverlap().fit(DATA["mrpc"].train).transform(rows).toarray()
     assert found.shape == (len(rows), 15) and np.isfinite(found).all()
     assert found.min() >= -1 and found.max() <= 1 + 1e-9
     assert (found[0, :5] < 0.5).all()
@@ -204,7 +202,7 @@ def test_probes_are_counted():
     ]
     docs = [dict(text=" ".join(lines[start : start + 9]), source=("a", "b")[start % 2]) for start in range(80)]
     for name, data in probe_tasks(docs, train=60, dev=30).items():
-        assert np.isfinite(count_words(data)["scores"][name])
+        assert np.isfinite(bag_of_words(data)["scores"][name])
 
 
 # The records
@@ -233,7 +231,7 @@ def test_the_record_of_glue_has_both_baselines_on_the_official_rows():
 @pytest.mark.parametrize("name", ["rte", "cola", "stsb"])
 def test_the_record_of_glue_is_made_again(name):
     (kept,) = (r for r in read("glue.json")["results"] if (r["task"], r["init"]) == (name, "counting"))
-    found = count_words(load_glue(GLUE, (name,))[name])
+    found = bag_of_words(load_glue(GLUE, (name,))[name])
     assert found["data"] == kept["data"]
     assert found["scores"][name] == pytest.approx(kept["scores"][name], abs=0.002)
 

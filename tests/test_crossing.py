@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from crossing_records import known_baseline
 
-from cramming_nb.records import RunRecord
+from cramming_nb.app.records import RunRecord
 
 LAB = Path(__file__).resolve().parents[1] / "records" / "lab"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cramming_nb.budget import UserError
+from cramming_nb.engine.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "records" / "domain" / "package.json"
@@ -177,7 +177,7 @@ def test_settings_are_those_that_held_back_rows_chose(record):
 
 def outputs() -> str:
     """What the cells of the page show, as text."""
-    page = nbformat.read(ROOT / "nbs" / "lab" / "domain.ipynb", as_version=4)
+    page = nbformat.read(ROOT / "nbs" / "13a_domain.ipynb", as_version=4)
     shown = [output.get("data", {}) for cell in page.cells for output in cell.get("outputs", [])]
     return "\n".join(data.get("text/markdown", data.get("text/plain", "")) for data in shown)
 

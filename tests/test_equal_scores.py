@@ -8,9 +8,9 @@ import torch
 from equal_scores import fine_tuner, main
 from tokenizers import Tokenizer
 
+from cramming_nb.engine.hardware import Hardware
 from cramming_nb.finetuning import FrugalDropout, finetune_task
 from cramming_nb.glue import encoder_weights, load_glue
-from cramming_nb.hardware import Hardware
 from cramming_nb.optimizer import Optimizer
 from cramming_nb.recipes import load_recipe
 

@@ -1,4 +1,4 @@
-"""Exported folders load elsewhere: as a stock class where one fits, else after `import cramming_nb.hf`."""
+"""Exported folders load elsewhere: as a BERT where that fits, else after `import cramming_nb.app.hf`."""
 
 import json
 import os
@@ -18,21 +18,20 @@ from conftest import command
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-import cramming_nb.hf
-from cramming_nb.architecture import Architecture, Encoder, MaskedLM, SequenceClassifier
-from cramming_nb.budget import UserError
-from cramming_nb.export import (
+import cramming_nb.app.hf  # noqa: F401
+from cramming_nb.app.export import (
     classify,
-    exported_head,
     fill_mask,
+    is_bert,
+    is_classifier,
     load_model,
     model_card,
-    pipeline_answers,
-    stock_class,
     write_classifier,
     write_model,
 )
-from cramming_nb.records import RunRecord
+from cramming_nb.app.records import RunRecord
+from cramming_nb.architecture import Architecture, Encoder, MaskedLM, SequenceClassifier, make_attention_mask
+from cramming_nb.engine.errors import UserError
 from cramming_nb.tokenizer import MASK, train_tokenizer
 
 WORDS = "the old garden follows a quiet river and nobody paints the bridge".split()
@@ -40,14 +39,10 @@ SMALL = dict(vocab_size=64, max_length=32, hidden_size=32, num_layers=2, num_hea
 BERT = dict(
     activation="gelu", position="learned", norm_placement="post", final_norm=False, qkv_bias=True, linear_bias=True
 ) | dict(decoder_bias=True, head_transform="bert", pooling="first")
-MODERN = dict(position="rotary", first_norm=False, head_transform="bert")
 ARCHITECTURES = {
     "bert": Architecture(**SMALL, **BERT),
     "bert without sparse prediction": Architecture(**SMALL, **BERT, sparse_prediction=False),
-    "modern": Architecture(**SMALL, **MODERN),
-    "modern with biases": Architecture(
-        **SMALL, **MODERN, qkv_bias=True, linear_bias=True, decoder_bias=True, activation="silu_glu", pooling="first"
-    ),
+    "gated bert": Architecture(**SMALL, **BERT | dict(activation="gelu_glu")),
     "crammed": Architecture(**SMALL),
     "pocket": Architecture(**SMALL, position="rotary", neighbor_mixing=2),
     "documents": Architecture(**SMALL, document_attention=True, block_mixing=1, qk_norm=True),
@@ -96,9 +91,10 @@ def padded(lengths: tuple = (32, 20, 3)) -> dict:
 def test_logits_are_ours(name, exported):
     folder, batch = exported(name), padded()
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-    kind = stock_class(ARCHITECTURES[name])
-    assert type(theirs).__name__ == (kind or "CrammingForMaskedLM")
-    assert (kind is None) == (type(theirs).__module__.split(".")[0] == "cramming_nb")
+    as_bert = is_bert(ARCHITECTURES[name])
+    assert as_bert == name.startswith("bert")
+    assert type(theirs).__name__ == ("BertForMaskedLM" if as_bert else "CrammingForMaskedLM")
+    assert type(theirs).__module__.split(".")[0] == ("transformers" if as_bert else "cramming_nb")
     mask = batch["attention_mask"].bool()
     original = model(ARCHITECTURES[name])
     loaded, _ = load_model(folder)
@@ -111,7 +107,7 @@ def test_logits_are_ours(name, exported):
     assert (alone - theirs(**batch).logits[2:, :3]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["bert", "modern", "crammed"])
+@pytest.mark.parametrize("name", ["bert", "crammed"])
 def test_pipeline_fills_masks_as_we_do(name, exported):
     folder = exported(name)
     pipe = transformers.pipeline("fill-mask", model=str(folder))
@@ -127,7 +123,21 @@ def test_pipeline_fills_masks_as_we_do(name, exported):
     assert len(fill_mask(ours, tokenizer, "the [MASK] and [MASK]", 2)) == 2
 
 
-@pytest.mark.parametrize("name", ["bert", "modern", "crammed", "pocket"])
+@pytest.mark.parametrize("name", ["bert", "crammed"])
+def test_a_model_with_more_rows_than_the_tokenizer_has_pieces(name, tokenizer, tmp_path):
+    arch = replace(ARCHITECTURES[name], vocab_size=96)
+    write_model(model(arch).state_dict(), tokenizer, arch, "", tmp_path)
+    pipe = transformers.pipeline("fill-mask", model=str(tmp_path))
+    assert pipe.model.config.vocab_size == 96
+    assert len(pipe("the old [MASK] follows", top_k=96)) == 96
+    ours, read = load_model(tmp_path)
+    (guesses,) = fill_mask(ours, read, "the old [MASK] follows", top=64)
+    assert {word for word, _ in guesses} == set(tokenizer.get_vocab())
+    with pytest.raises(UserError, match="from 1 to 64"):
+        fill_mask(ours, read, "the old [MASK] follows", top=65)
+
+
+@pytest.mark.parametrize("name", ["bert", "crammed", "pocket"])
 def test_other_tasks_learn_from_the_folder(name, exported, tmp_path):
     """A few steps each, by nothing but transformers; and what was learned is saved and loaded by it."""
     folder, batch = exported(name), padded((12, 12, 5, 9))
@@ -169,52 +179,57 @@ def test_encoder_alone(exported):
     assert theirs.get_input_embeddings().weight.shape == (64, 32)
 
 
-@pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
-def test_model_that_transformers_saved_is_read(kind, exported, tokenizer, tmp_path):
-    """Also one that uses token types, and one in half the precision."""
-    config = transformers.AutoConfig.from_pretrained(exported("bert" if kind == "Bert" else "modern"))
-    torch.manual_seed(0)
-    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+@pytest.mark.parametrize("name", ["pocket", "documents", "fourier"])
+@torch.no_grad()
+def test_no_mask_where_nothing_is_padded(name, exported, monkeypatch):
+    """Attention has a faster path without a mask; a head that pools is given one nevertheless."""
+    given = []
+
+    def watch(padding_mask, *more):
+        given.append(padding_mask)
+        return make_attention_mask(padding_mask, *more)
+
+    monkeypatch.setattr("cramming_nb.architecture.make_attention_mask", watch)
+    folder, batch, full = exported(name), padded(), padded((32, 32))
+    mask = full["attention_mask"].bool()
+    ours = model(ARCHITECTURES[name])
+    heads = dict.fromkeys(("MaskedLM", "TokenClassification"), True)
+    heads |= dict.fromkeys(("SequenceClassification", "QuestionAnswering"), False)
+    for head, is_free in heads.items():
+        theirs = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder).eval()
+        given.clear()
+        without, with_ones = theirs(full["input_ids"])[0], theirs(**full)[0]
+        theirs(**batch)
+        assert torch.allclose(without, with_ones, atol=1e-6)
+        assert [padding is None for padding in given] == [is_free, is_free, False]
+        if head == "MaskedLM":
+            assert torch.allclose(with_ones, ours(full["input_ids"], attention_mask=mask), atol=1e-5)
+
+
+@torch.no_grad()
+def test_bert_that_transformers_saved_is_read(exported, tokenizer, tmp_path):
+    """After training in `transformers`, its token types are no longer zero; it may be saved in half the precision."""
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(exported("bert")).eval()
+    theirs.bert.embeddings.token_type_embeddings.weight.normal_()
     theirs.save_pretrained(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     batch = padded()
     mask = batch["attention_mask"].bool()
-    with torch.no_grad():
-        gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], attention_mask=mask)
+    gap = theirs(**batch).logits - load_model(tmp_path)[0](batch["input_ids"], attention_mask=mask)
     assert gap[mask].abs().max() < 1e-4
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     assert {weight.dtype for weight in load_model(tmp_path)[0].parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("other", [dict(tie_word_embeddings=False), dict(is_decoder=True)], ids=["untied", "decoder"])
-def test_bert_that_computes_something_else_is_refused(other, exported, tokenizer, tmp_path):
-    config = transformers.AutoConfig.from_pretrained(exported("bert"), **other)
-    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
+def test_other_heads_are_left_to_transformers(head, exported, tokenizer, tmp_path):
+    """What was fine-tuned there has no mask to fill in, and does not say how our classifiers read."""
+    tuned = getattr(transformers, f"AutoModelFor{head}").from_pretrained(exported("crammed"), num_labels=2)
+    tuned.save_pretrained(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert not is_classifier(tmp_path)
     with pytest.raises(UserError, match="no exported model"):
         load_model(tmp_path)
-
-
-def test_classifier_that_transformers_saved_is_read_by_its_pipeline(exported, tokenizer, tmp_path):
-    """Its class has the name of ours, but its configuration does not say how ours would read it."""
-    folder, read = exported("crammed"), transformers.AutoModelForSequenceClassification
-    read.from_pretrained(folder, num_labels=2).save_pretrained(tmp_path)
-    for path in folder.glob("*tokenizer*"):
-        shutil.copy(path, tmp_path)
-    task, is_ours = exported_head(tmp_path)
-    assert (task, is_ours) == ("text-classification", False)
-    (answer,) = pipeline_answers(tmp_path, task, ["the old garden"])
-    assert {label for label, _ in answer} == {"LABEL_0", "LABEL_1"}
-
-
-def test_long_text_is_cut_for_a_stock_classifier(tokenizer, exported, tmp_path):
-    config = transformers.AutoConfig.from_pretrained(exported("bert"), num_labels=2)
-    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    for path in exported("bert").glob("*tokenizer*"):
-        shutil.copy(path, tmp_path)
-    task, _ = exported_head(tmp_path)
-    answers = pipeline_answers(tmp_path, task, ["the old garden " * times for times in (1, 20, 30)])
-    assert answers[0] != answers[1] and answers[1] == answers[2]
 
 
 @pytest.fixture
@@ -227,28 +242,28 @@ def classifier(tokenizer, tmp_path) -> Path:
     return tmp_path
 
 
+def pipeline(folder: Path) -> transformers.Pipeline:
+    """What `transformers` makes of the classifier in a folder."""
+    return transformers.pipeline("text-classification", model=str(folder), top_k=None, truncation=True)
+
+
 def test_classifier_is_asked_for_no_more_than_it_learned_from(classifier):
     beginning, text = "the old garden follows a quiet", "the old garden follows a quiet river and nobody"
     answer, cut = classify(classifier, [text, beginning])
     short = classify(classifier, ["the old"])
     assert answer == cut and [answer] != short
-    (theirs,) = pipeline_answers(classifier, "text-classification", [text])
-    assert [label for label, _ in theirs] == [label for label, _ in answer]
-    assert [score for _, score in theirs] == pytest.approx([score for _, score in answer], abs=1e-5)
-
-    path = classifier / "config.json"  # as folders were written before
-    config = json.loads(path.read_text())
-    assert config.pop("learned_length") == 8
-    path.write_text(json.dumps(config))
-    assert classify(classifier, [text]) != [answer] and classify(classifier, ["the old"]) == short
+    assert json.loads((classifier / "config.json").read_text())["learned_length"] == 8
+    (theirs,) = pipeline(classifier)([text])
+    assert [found["label"] for found in theirs] == [label for label, _ in answer]
+    assert [found["score"] for found in theirs] == pytest.approx([score for _, score in answer], abs=1e-5)
 
 
 def test_special_token_within_a_text_is_text_for_both(classifier, tokenizer):
     """[MASK] is cut into pieces, so that it is not the token of pretraining."""
     text = "old [MASK]"
     (ours,) = classify(classifier, [text])
-    (theirs,) = pipeline_answers(classifier, "text-classification", [text])
-    assert [score for _, score in theirs] == pytest.approx([score for _, score in ours], abs=1e-5)
+    (theirs,) = pipeline(classifier)([text])
+    assert [found["score"] for found in theirs] == pytest.approx([score for _, score in ours], abs=1e-5)
     read = transformers.AutoTokenizer.from_pretrained(classifier)
     assert MASK not in read(text)["input_ids"] and MASK in tokenizer.encode(text).ids
 
@@ -258,12 +273,12 @@ def test_card_is_utf8_in_any_locale(classifier):
     code = r"""if True:
         import sys
         from pathlib import Path
-        from cramming_nb.export import load_classifier, shared_files, write_files
+        from cramming_nb.app.export import files_to_send, load_classifier, write_files
         assert sys.flags.utf8_mode == 0
         folder = Path(sys.argv[1])
         model, tokenizer, config = load_classifier(folder)
         write_files(config, model.state_dict(), tokenizer, 8, "1\u20132 in THIS FOLDER", folder)
-        card = shared_files(folder, "a/b")["README.md"]
+        card = files_to_send(folder, "a/b")["README.md"]
         assert card.decode() == "1\u20132 in a/b", card
         """
     ascii_locale = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
@@ -286,10 +301,10 @@ def test_configuration_of_ours_goes_round(exported, tmp_path):
 
 
 BOTH_ORDERS = {
-    "ours first": "import cramming_nb.hf, transformers",
-    "theirs first": "import transformers, cramming_nb.hf",
-    "theirs used first": "from transformers import AutoConfig, AutoModelForMaskedLM, pipeline; import transformers, cramming_nb.hf",
-    "the package first": "import cramming_nb, cramming_nb.budget; import transformers; import cramming_nb.hf",
+    "ours first": "import cramming_nb.app.hf, transformers",
+    "theirs first": "import transformers, cramming_nb.app.hf",
+    "theirs used first": "from transformers import AutoConfig, AutoModelForMaskedLM, pipeline; import transformers, cramming_nb.app.hf",
+    "the package first": "import cramming_nb, cramming_nb.budget; import transformers; import cramming_nb.app.hf",
 }
 
 
@@ -323,35 +338,21 @@ except ValueError as error:
 
 
 def test_import_without_transformers_names_the_extra(run_python):
-    done = run_python("import sys; sys.modules['transformers'] = None; import cramming_nb.hf")
+    done = run_python("import sys; sys.modules['transformers'] = None; import cramming_nb.app.hf")
     assert done.code == 1
     assert done.err.splitlines()[-1].endswith("needs transformers: pip install 'cramming_nb[hf]'")
 
 
-EARLY = Path(__file__).parent / "data" / "export-v1"  # written before cramming_nb.hf was there
-EARLY_LOGITS = [0.1723, -0.1433, -0.0128, 0.3726, 0.4734, -0.1735, 0.0850, 0.2030]  # of token 7
-
-
-@torch.no_grad()
-def test_early_export_still_loads():
-    ids = torch.arange(3, 11)[None]
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(EARLY).eval()
-    ours, _ = load_model(EARLY)
-    assert type(theirs) is cramming_nb.hf.CrammingForMaskedLM
-    assert theirs(input_ids=ids).logits[0, :, 7].tolist() == pytest.approx(EARLY_LOGITS, abs=1e-4)
-    assert ours(ids)[0, :, 7].tolist() == pytest.approx(EARLY_LOGITS, abs=1e-4)
-
-
-def test_pickled_model_loads_in_a_new_process(tmp_path, run_python):
+def test_pickled_model_loads_in_a_new_process(exported, tmp_path, run_python):
     """As a process of transformers' Trainer gets it: without any import of ours."""
     path = tmp_path / "model.pickle"
-    path.write_bytes(pickle.dumps(transformers.AutoModelForMaskedLM.from_pretrained(EARLY)))
+    path.write_bytes(pickle.dumps(transformers.AutoModelForMaskedLM.from_pretrained(exported("crammed"))))
     done = run_python(f"""import pickle
 with open({str(path)!r}, "rb") as file:
     model = pickle.load(file)
 print(type(model).__name__, type(model.config).__name__, model.config.hidden_size)""")
     assert done.code == 0, done.err
-    assert done.out.split() == ["CrammingForMaskedLM", "CrammingConfig", "8"]
+    assert done.out.split() == ["CrammingForMaskedLM", "CrammingConfig", "32"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], ids=oct)
@@ -372,15 +373,15 @@ def test_export_of_a_run_is_readable_by_others(finished):
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {usual}
 
 
-def test_stock_folder_needs_nothing_of_ours(exported, run_python):
+def test_bert_needs_nothing_of_ours(exported, run_python):
     code = f"""import sys, transformers
-for folder in {[str(exported(name)) for name in ("bert", "modern")]!r}:
-    print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__)
-    assert transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"]
+folder = {str(exported("bert"))!r}
+print(type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__)
+assert transformers.pipeline("fill-mask", model=folder)("the [MASK]")[0]["token_str"]
 print("cramming_nb" in sys.modules)"""
     done = run_python(code)
     assert done.code == 0, done.err
-    assert done.out.split() == ["BertForMaskedLM", "ModernBertForMaskedLM", "False"]
+    assert done.out.split() == ["BertForMaskedLM", "False"]
 
 
 DAMAGE = {
@@ -399,7 +400,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", ["modern", "crammed"])
+@pytest.mark.parametrize("name", ["bert", "crammed"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_folder_is_refused_in_one_line(damage, name, exported):
     folder = exported(name)
@@ -410,14 +411,14 @@ def test_damaged_folder_is_refused_in_one_line(damage, name, exported):
 
 
 def test_card_fits_the_kind_and_says_the_rules():
-    record = RunRecord.read(Path(__file__).parent / "data" / "record-v1.json")
-    ours, stock = (model_card(record, 5, kind) for kind in (None, "BertForMaskedLM"))
-    assert "import cramming_nb.hf" in ours and "cramming_nb" not in stock.split("## Use")[1]
-    for card in (ours, stock):
+    record = RunRecord.read(Path(__file__).parents[1] / "records" / "cram" / "machine-3m-0.json")
+    ours, bert = (model_card(record, 5, as_bert) for as_bert in (False, True))
+    assert "import cramming_nb.app.hf" in ours and "cramming_nb" not in bert.split("## Use")[1]
+    for card in (ours, bert):
         assert "| rules | Rules |" in card and 'pipeline("fill-mask"' in card and record.key in card
         assert 'AutoModelForMaskedLM.from_pretrained("THIS FOLDER")' in card
     opened = replace(record, provenance=dict(rules="Open", breaches=["a pretrained filter"]))
-    assert "| rules | Open; a pretrained filter |" in model_card(opened, 5, None)
+    assert "| rules | Open; a pretrained filter |" in model_card(opened, 5, False)
 
 
 def test_snippet_of_the_card_runs(finished, run_python):
@@ -432,7 +433,7 @@ def test_snippet_of_the_card_runs(finished, run_python):
 
 
 def test_the_tokenizer_is_the_one_of_the_rows(a_copy, monkeypatch):
-    monkeypatch.setattr("cramming_nb.run.get_corpus", lambda *a, **k: pytest.fail("the corpus is built again"))
+    monkeypatch.setattr("cramming_nb.app.run.get_corpus", lambda *a, **k: pytest.fail("the corpus is built again"))
     assert a_copy.command("export", "first", "--to", a_copy.home / "out").code == 0
     ours, theirs = (
         (folder / "tokenizer.json").read_text() for folder in (a_copy.folder / "export", a_copy.home / "out")
@@ -442,7 +443,7 @@ def test_the_tokenizer_is_the_one_of_the_rows(a_copy, monkeypatch):
     assert a_copy.command("predict", "first", "the [MASK] is").code == 0
 
 
-def test_run_of_a_stock_recipe(tiny, tmp_path):
+def test_run_of_a_bert(tiny, tmp_path):
     """A run whose recipe is BERT's is exported as BERT, reports what it fills in, and predicts."""
     changes = [f"architecture.{key}={json.dumps(value)}" for key, value in BERT.items()]
     argv = ["run", *tiny.options("2ktok"), "--name", "first", "--finetune-seeds", "0", "--set", *changes]

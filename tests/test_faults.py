@@ -21,12 +21,12 @@ from conftest import command, contents, hidden, lines
 from safetensors.torch import load_file
 from test_resume import flip, learned, newest, state
 
-import cramming_nb.checkpoint
+import cramming_nb.app.run
 import cramming_nb.corpus
-import cramming_nb.run
-from cramming_nb.checkpoint import load_checkpoint
-from cramming_nb.distributed import PeerLost
-from cramming_nb.run import corpus_of, load_run
+import cramming_nb.engine.checkpoint
+from cramming_nb.app.run import corpus_of, load_run
+from cramming_nb.engine.checkpoint import load_checkpoint
+from cramming_nb.engine.distributed import PeerLost
 from cramming_nb.training import Trainer, read_log
 
 STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
@@ -228,7 +228,7 @@ def read_only(monkeypatch):
 @pytest.fixture(params=["full", "read-only"])
 def spoil(request, scene, disk, read_only):
     """Lets saves for which something is true of the run's state meet a full disk, or one that may only be read."""
-    really, limit = cramming_nb.checkpoint.save_checkpoint, {"full": lambda on: disk(on and 100_000)}
+    really, limit = cramming_nb.engine.checkpoint.save_checkpoint, {"full": lambda on: disk(on and 100_000)}
     refuse = limit.get(request.param, read_only)
 
     def when(condition):
@@ -239,7 +239,7 @@ def spoil(request, scene, disk, read_only):
             finally:
                 refuse(False)
 
-        scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
+        scene.patch.setattr(cramming_nb.engine.checkpoint, "save_checkpoint", save)
 
     return when
 
@@ -289,7 +289,7 @@ def test_disk_refuses_the_log(disk, scene, undisturbed):
 
 
 def test_disk_refuses_the_outcome(scene, undisturbed):
-    really = cramming_nb.run.write_text
+    really = cramming_nb.app.run.write_text
 
     def write_text(path, text):
         if path.name == "pretraining.json":
@@ -297,7 +297,7 @@ def test_disk_refuses_the_outcome(scene, undisturbed):
         really(path, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cramming_nb.run, "write_text", write_text)
+        patch.setattr(cramming_nb.app.run, "write_text", write_text)
         one_line(scene.run(), "pretraining.json", "No space left", "make room")
     before = contents(scene.folder / "checkpoints")
     assert scene.run().code == 0
@@ -315,12 +315,11 @@ def test_wall_clock_that_jumps_backwards(scene):
     """The run counts its own seconds: neither its end nor its bookings hear of the change."""
     really = time.time
     scene.before("update", [5], lambda _: scene.patch.setattr(time, "time", lambda: really() - 20))
-    begun = time.perf_counter()
     result = scene.run(budget="1s")
-    assert result.code == 0 and time.time() < really() - 15 and time.perf_counter() - begun < 10
+    assert result.code == 0 and time.time() < really() - 15
     found, told = scene.outcome(), [line["seconds"] for line in read_log(scene.folder / "log.jsonl")]
-    assert told == sorted(told) and 1 <= found["spent"]["seconds"] < 2
-    assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
+    assert told == sorted(told) and 1 <= found["spent"]["seconds"]
+    assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.5)
     assert min(found["shares"].values()) >= 0
 
 
@@ -337,7 +336,7 @@ def test_gradient_that_is_not_finite_is_skipped(scene):
     scene.before("update", [8, 9, STEPS], poison)
     assert scene.run("training.nonfinite=skip").code == 0
     found = scene.outcome()
-    assert (found["skipped_steps"], found["rollbacks"], found["stopped"]) == (3, 0, "")
+    assert (found["skipped_steps"], found["stopped"]) == (3, "")
     assert found["spent"]["tokens"] == TOKENS and all_finite(scene.folder)
     assert found["heldout_loss"] < found["curve"][0]["heldout_loss"]
 
@@ -349,47 +348,6 @@ def test_gradient_that_is_not_finite_ends_the_run(scene):
     found = scene.outcome()
     assert found["spent"]["steps"] == 8 and found["skipped_steps"] == 1 and all_finite(scene.folder)
     assert scene.run("training.nonfinite=stop").out == result.out  # and stays ended
-
-
-def test_gradient_that_is_not_finite_sends_the_run_back(scene, undisturbed):
-    scene.before("update", [11], poison)
-    assert scene.run("training.nonfinite=rollback").code == 0
-    found, told = scene.outcome(), read_log(scene.folder / "log.jsonl")
-    (back,) = [line for line in told if "returned_to_step" in line]
-    assert (found["rollbacks"], found["stopped"], back["lr_factor"]) == (1, "", 0.5)
-    assert 6 <= back["returned_to_step"] < 11
-    assert found["spent"]["tokens"] == TOKENS and found["spent"]["steps"] == STEPS and all_finite(scene.folder)
-    assert found["shares"]["lost"] > 0
-    assert sum(found["shares"].values()) == pytest.approx(found["spent"]["seconds"], abs=0.05)
-    rates = {line["steps"]: line["lr"] for line in read_log(undisturbed / "log.jsonl") if "lr" in line}
-    after = [line for line in told[told.index(back) + 1 :] if "lr" in line]
-    assert len(after) > 12 and all(line["lr"] == pytest.approx(rates[line["steps"]] / 2) for line in after)
-
-
-def test_gradient_that_is_never_finite_again_ends_the_run(scene):
-    scene.before("update", range(11, 1000), poison)
-    result = scene.run("training.nonfinite=rollback")
-    found = scene.outcome()
-    assert result.code == 0 and "5 returns to a checkpoint did not help" in result.out
-    assert found["rollbacks"] == 5 and found["stopped"] and all_finite(scene.folder)
-    told = [line["lr_factor"] for line in read_log(scene.folder / "log.jsonl") if "lr_factor" in line]
-    assert told == [2**-n for n in range(1, 6)]
-
-
-def test_return_to_a_checkpoint_outlives_a_stop(scene):
-    """A run that went back, was stopped, and goes on: with half the rate, as though it had not been stopped."""
-    options = "training.nonfinite=rollback"
-    with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [11], poison)
-        assert scene.run(options).code == 0
-    whole = shutil.move(scene.folder, scene.home / "whole")
-    with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [11], poison)
-        scene.before("update", [18], terminate)
-        assert scene.run(options).code == 143
-    assert scene.run(options).code == 0
-    assert scene.outcome()["rollbacks"] == 1
-    assert learned(scene.folder) == learned(Path(whole))
 
 
 def memory_for(scene: Scene, rows: int, first: int = 1, looks: bool = False):
@@ -405,9 +363,9 @@ def memory_for(scene: Scene, rows: int, first: int = 1, looks: bool = False):
 
 
 MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is logged)
-    "in the probe": (0, 4, 1, []),
-    "in the probe, but for one row": (0, 1, 1, []),
-    "after the probe": (0, 4, 20, ["at 8 rows at a time; 4 from now on"]),
+    "in the first step": (0, 4, 1, ["at 8 rows at a time; 4 from now on"]),
+    "but for one row": (0, 1, 1, [f"at {rows} rows at a time; {rows // 2} from now on" for rows in (8, 4, 2)]),
+    "later": (0, 4, 20, ["at 8 rows at a time; 4 from now on"]),
     "more than once": (8, 2, 20, ["at 8 rows at a time; 4 from now on", "at 4 rows at a time; 2 from now on"]),
     "in the middle of a step": (4, 2, 12, ["at 4 rows at a time; 2 from now on"]),
 }
@@ -432,7 +390,7 @@ def test_not_one_row_fits(scene):
 
 
 def during_corpus(name: str):
-    """SIGTERM right before a function of chapter 03 is called."""
+    """SIGTERM right before a function of chapter 4 is called."""
 
     def fault(scene: Scene):
         shutil.rmtree(scene.cache)
@@ -451,14 +409,14 @@ def during_last_look(scene: Scene):
 
 
 def during_last_save(scene: Scene):
-    really = cramming_nb.checkpoint.save_checkpoint
+    really = cramming_nb.engine.checkpoint.save_checkpoint
 
     def save(folder, step, tensors, state, keep):
         if state["finished"]:
             os.kill(os.getpid(), signal.SIGTERM)
         return really(folder, step, tensors, state, keep)
 
-    scene.patch.setattr(cramming_nb.checkpoint, "save_checkpoint", save)
+    scene.patch.setattr(cramming_nb.engine.checkpoint, "save_checkpoint", save)
 
 
 SIGTERM = {  # name: (when the signal comes, exit codes)
@@ -514,20 +472,13 @@ def test_text_changed_between_stop_and_resume(stopped, undisturbed):
     assert learned(stopped.folder) == learned(undisturbed)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_of_two_corpora_with_the_same_sequences_a_run_takes_its_own(old, stopped):
-    """Its record names the text of its corpus. In folders of older versions, only the sequences tell."""
+def test_of_two_corpora_with_the_same_sequences_a_run_takes_its_own(stopped):
     own = stopped.corpus()
     for name in ("corpus-0", "corpus-z"):
         shutil.copytree(own, stopped.cache / name)
-    path = stopped.folder / "run.json"
-    values = json.loads(path.read_text())
-    assert values["corpus"] == own.name
-    if old:
-        del values["corpus"]
-        path.write_text(json.dumps(values))
+    assert json.loads((stopped.folder / "run.json").read_text())["corpus"] == own.name
     run = load_run(stopped.folder, stopped.cache)
-    assert corpus_of(run).folder.name == ("corpus-0" if old else own.name)
+    assert corpus_of(run).folder.name == own.name
 
 
 def test_recipe_gone_does_not_let_another_run_in(stopped, undisturbed):
@@ -570,30 +521,16 @@ def test_loss_that_is_not_a_number_is_hopeless(scene):
     assert "NaN" not in (scene.folder / "pretraining.json").read_text()
 
 
-@pytest.mark.parametrize("policy, words", [("stop", "a gradient was not finite"), ("rollback", "")])
-def test_last_gradient_that_is_not_finite(policy, words, scene):
+@pytest.mark.parametrize("policy, stopped", [("stop", "a gradient was not finite"), ("skip", "")])
+def test_last_gradient_that_is_not_finite(policy, stopped, scene):
     scene.before("update", [STEPS], poison)
     result = scene.run(f"training.nonfinite={policy}")
-    assert words in result.out and scene.outcome()["rollbacks"] == (policy == "rollback")
-
-
-def test_run_that_has_no_checkpoint_goes_back_to_its_beginning(scene):
-    scene.before("update", [2], poison)
-    result = scene.run("training.nonfinite=rollback")
-    assert "stopped early" not in result.out and scene.outcome()["rollbacks"] == 1
-
-
-def test_return_to_a_checkpoint_while_the_disk_refuses(scene, spoil):
-    spoil(lambda state: state["spent"]["steps"] == 9)
-    scene.before("update", [11], poison)
-    result = scene.run("training.nonfinite=rollback")
-    assert result.code == 0, result.err
-    assert scene.outcome()["rollbacks"] == 1
+    assert stopped in result.out and scene.outcome()["stopped"] == stopped
 
 
 def test_sigterm_in_the_last_look_ends_the_whole_job(scene):
     reached = []
-    scene.patch.setattr(cramming_nb.run, "glue_run", lambda *a: reached.append(a) or [])
+    scene.patch.setattr(cramming_nb.app.run, "glue_run", lambda *a: reached.append(a) or [])
     during_last_look(scene)
     result = scene.run(verb="run")
     assert result.code == 143 and not reached
@@ -614,23 +551,3 @@ def test_process_lost_while_gradients_are_added_up(scene, undisturbed):
     assert "flat_grads" not in tensors
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
-
-
-def test_process_lost_after_a_rollback(scene):
-    """A run is rolled back, later loses another process in mid-step, and goes on from the right place."""
-    options = ("training.nonfinite=rollback", "training.micro_batch_size=4")
-
-    def lose(_):
-        raise PeerLost("connection closed by peer")
-
-    with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [11], poison)
-        assert scene.run(*options).code == 0
-    whole = shutil.move(scene.folder, scene.home / "whole")
-    with pytest.MonkeyPatch.context() as scene.patch:
-        scene.before("update", [11], poison)
-        scene.before("accumulate_gradients", [36], lose)  # two to a step: the second of one that follows the rollback
-        one_line(scene.run(*options), "another process of this job has ended")
-    assert scene.run(*options).code == 0
-    assert scene.outcome()["rollbacks"] == 1
-    assert learned(scene.folder) == learned(Path(whole))

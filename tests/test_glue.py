@@ -22,8 +22,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import get_cosine_schedule_with_warmup
 
 from cramming_nb import finetuning
+from cramming_nb.app.records import RunRecord
+from cramming_nb.app.scores import ScoreTable, compare, write_submission
 from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
-from cramming_nb.budget import UserError
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.hardware import DEVICES, Device, Hardware
 from cramming_nb.finetuning import FineTuner, epoch_batches, padded_length, plan_workers
 from cramming_nb.glue import (
     NINE,
@@ -41,22 +44,20 @@ from cramming_nb.glue import (
     f1,
     fine_tune,
     for_task,
+    full_batches,
     learning_rate,
     load_glue,
     missing_tests,
     pearson,
     percentiles,
     predict,
-    random_epochs,
+    random_batches,
     replicates,
     row_lengths,
     score_predictions,
 )
-from cramming_nb.hardware import DEVICES, Device, Hardware
 from cramming_nb.optimizer import Optimizer, OptimizerConfig
 from cramming_nb.recipes import load_recipe
-from cramming_nb.records import RunRecord
-from cramming_nb.scores import ScoreTable, baseline_results, compare, write_submission
 from cramming_nb.tasks import ARCHIVE, check_archive, write_archive
 from cramming_nb.tokenizer import CLS, MASK, PAD, SEP, train_tokenizer
 
@@ -310,7 +311,7 @@ def test_probes_beside_glue(a_copy, glue):
 def test_seeds_of_two_runs_differ(a_copy, glue, monkeypatch):
     """Fine-tuning seeds begin at 1000 times the run's own."""
     seen = []
-    monkeypatch.setattr("cramming_nb.run.evaluate", lambda *a: seen.append(a[7]) or [])
+    monkeypatch.setattr("cramming_nb.app.run.evaluate", lambda *a: seen.append(a[7]) or [])
     settings = json.loads((a_copy.folder / "run.json").read_text())
     for seed in (0, 3):
         (a_copy.folder / "run.json").write_text(json.dumps(settings | dict(seed=seed)))
@@ -319,7 +320,7 @@ def test_seeds_of_two_runs_differ(a_copy, glue, monkeypatch):
 
 
 def test_glue_does_not_build_the_corpus_again(a_copy, glue, monkeypatch):
-    monkeypatch.setattr("cramming_nb.run.get_corpus", lambda *a, **k: pytest.fail("the corpus is built again"))
+    monkeypatch.setattr("cramming_nb.app.run.get_corpus", lambda *a, **k: pytest.fail("the corpus is built again"))
     assert a_copy.command("glue", "first", "--glue-dir", glue, "--tasks", "rte").code == 0
 
 
@@ -472,7 +473,9 @@ def test_fast_fine_tuning_is_the_plain_one(name, protocol):
     )
     tuner = FineTuner(SMALL, None, word_tokenizer(), data, chosen, 5, hardware())
     if protocol == "reference":
-        expected = random_epochs(30, chosen, seed=5)
+        rng = np.random.default_rng(5)
+        epochs = [random_batches(30, 8, rng) for _ in range(chosen.epochs)]
+        expected = [batch for epoch in epochs for batch in full_batches(epoch, 8)]
         assert all((a == b).all() for a, b in zip(tuner.batches, expected, strict=True))
     torch.manual_seed(5)
     arch = SMALL if chosen.pooling == "recipe" else replace(SMALL, pooling=chosen.pooling)
@@ -837,7 +840,7 @@ def test_answer_that_is_not_finite_scores_0_and_is_noted(wrong):
 def test_special_token_within_a_text_is_text():
     """In fine-tuning as in the corpus; afterwards, the tokenizer reads them as before."""
     texts = ["what does [SEP] do", "the [MASK] and the [PAD]", "[CLS] is first"]
-    tokenizer = train_tokenizer(texts, 60, or_fewer=True)
+    tokenizer = train_tokenizer(texts, 60)
     rows = [(text, None, 0) for text in texts] + [(texts[0], texts[1], 0)]
     special = [[i for i in ids if i in (PAD, CLS, SEP, MASK)] for (ids,) in encode(tokenizer, rows, 64)]
     assert special == [[CLS, SEP]] * 3 + [[CLS, SEP, SEP]]
@@ -901,12 +904,16 @@ def test_baselines_have_lines_of_their_own():
     """Any number of named baselines, before random weights and the pretrained model; each can be compared with."""
     rows = [("a", None, 1), ("b", None, 1), ("c", None, 0), ("d", None, 1)]
     tasks = {"sst2": TaskData(TASKS["sst2"], rows, {"sst2": rows[1:]})}
-    always_no = lambda data: {column: np.zeros(len(rows)) for column, rows in data.dev.items()}  # noqa: E731
+    answers = {
+        "pretrained": np.array([1, 0, 1]),
+        "random": np.array([1, 1, 0]),
+        "always no": np.zeros(3),
+        "constant": constant_answer(tasks["sst2"])["sst2"],
+    }
+    about = dict(task="sst2", seed=0, data=tasks["sst2"].digest)
     results = [
-        *(score_predictions(tasks["sst2"], {"sst2": np.array(p)}) | dict(task="sst2", init=init, seed=0)
-          for init, p in {"pretrained": [1, 0, 1], "random": [1, 1, 0]}.items()),
-        *baseline_results("always no", tasks, always_no), *baseline_results("constant", tasks, constant_answer),
-    ]  # fmt: skip
+        score_predictions(tasks["sst2"], {"sst2": answer}) | about | dict(init=init) for init, answer in answers.items()
+    ]
     table = ScoreTable(results)
     assert table.inits == ["always no", "constant", "random", "pretrained"]
     assert [round(table.value(init), 1) for init in table.inits] == [33.3, 66.7, 33.3, 100.0]

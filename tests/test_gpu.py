@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 import torch
 
+from cramming_nb.app.probes import probe_tasks
 from cramming_nb.budget import Budget
-from cramming_nb.checkpoint import Interrupted, load_checkpoint
 from cramming_nb.corpus import get_corpus
-from cramming_nb.finetuning import FineTuner, evaluate
-from cramming_nb.hardware import (
+from cramming_nb.engine.checkpoint import Interrupted, load_checkpoint
+from cramming_nb.engine.hardware import (
     DEVICES,
     Device,
     EnergyMeter,
@@ -25,10 +25,10 @@ from cramming_nb.hardware import (
     is_out_of_memory,
     matrix_rate,
 )
+from cramming_nb.finetuning import FineTuner, evaluate
 from cramming_nb.objective import ObjectiveConfig, mask_rows
-from cramming_nb.probes import probe_tasks
 from cramming_nb.recipes import change, load_recipe
-from cramming_nb.training import Trainer, find_micro_batch, pretrain
+from cramming_nb.training import Trainer, choose_micro_batch, pretrain
 
 there = torch.cuda.is_available()
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not there, reason="there is no GPU")])
@@ -143,7 +143,7 @@ def test_a_queue_returns_before_the_work_is_done(on_gpu):
 
 @only_gpu
 def test_energy_is_counted_while_it_works(on_gpu):
-    meter = EnergyMeter(on_gpu.device.energy_counters())
+    meter = EnergyMeter(on_gpu.device)
     start, work = time.perf_counter(), products(on_gpu)
     while time.perf_counter() - start < 2:
         work()
@@ -280,8 +280,9 @@ def test_the_micro_batch_fits_into_what_others_leave(make_trainer, hardware):
     }
     small = wide | {"architecture.hidden_size": 32, "architecture.num_layers": 1, "schedule.batch_size": 64}
     trainer = make_trainer(hardware, small if free is None else wide)
-    rows = find_micro_batch(trainer, seconds=60)
-    assert 1 <= rows <= device.most_rows and trainer.micro_batch_size == rows
+    choose_micro_batch(trainer)
+    rows = trainer.micro_batch_size
+    assert 1 <= rows <= device.first_rows
     losses = take_steps(trainer, 2)
     assert trainer.micro_batch_size == rows  # memory did not run out in the steps either
     assert losses[0] == losses[0]

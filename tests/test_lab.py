@@ -14,13 +14,14 @@ import torch
 import yaml
 from conftest import Killable, command, lines
 
-from cramming_nb import experiments
-from cramming_nb.budget import Budget, UserError
-from cramming_nb.experiments import Entry, plan, read_list
+from cramming_nb.app.records import RunRecord
+from cramming_nb.budget import Budget
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.files import Busy, acquire, lock
+from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.finetuning import plan_workers
-from cramming_nb.hardware import Device, Hardware
-from cramming_nb.records import RunRecord
-from cramming_nb.stages import Busy, acquire, lock
+from cramming_nb.lab import experiments
+from cramming_nb.lab.experiments import Entry, plan_runs, read_list
 from cramming_nb.training import read_log
 
 # Processes are forked from a server that has loaded torch.
@@ -115,7 +116,7 @@ def test_a_throughput_normalised_budget_is_the_same_whatever_the_machine_does(la
     (measured,) = json.loads(rates.read_text())
     assert pace.items() <= measured["pace"].items() and measured["tokens_per_second"] > 0
     rates.write_text(json.dumps([measured | dict(tokens_per_second=3000)]))
-    two = dict(name="two", rated=True, budget="1s")  # the field's name in older lists
+    two = dict(name="two", throughput_normalised=True, budget="1s")
     three = dict(name="three", throughput_normalised=True, budget="0.5s")
     assert lab.write(two, three)().code == 0
     found = {r.recipe["name"]: r for r in lab.records()}
@@ -143,7 +144,7 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
         with lock(folder):  # refused while another process is at work on the run
             pass
     assert len(lab.records()) < 3
-    monkeypatch.setattr("cramming_nb.experiments.multiprocessing", FORKED)  # no wait for imports a second time
+    monkeypatch.setattr("cramming_nb.lab.experiments.multiprocessing", FORKED)  # no wait for imports a second time
     assert lab("--jobs", "2").code == 0
     assert [r.seed for r in lab.records()] == [0, 1, 2]
 
@@ -162,7 +163,7 @@ def test_the_processes_of_a_killed_lab_end_with_it(lab):
         except Busy:
             return False
 
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300  # a run that went on would end in less, and leave a record
     while not all(map(free, folders)):
         assert time.monotonic() < end, "a process works on without its parent"
         time.sleep(0.2)
@@ -188,7 +189,7 @@ def test_what_failed_in_one_process_is_not_tried_in_another(tmp_path, monkeypatc
         raise UserError("no such text")
 
     monkeypatch.setattr(experiments, "execute", execute)
-    runs = plan([Entry(name="a"), Entry(name="b")], tmp_path)
+    runs = plan_runs([Entry(name="a"), Entry(name="b")], tmp_path)
     for _ in range(2):
         experiments.execute_available(runs, tmp_path, progress=False)
     assert tried == [run.folder.name for run in runs]
@@ -215,7 +216,7 @@ def test_different_runs_of_one_folder_are_refused_before_anything_is_done(lab, m
 
 def test_entries_that_are_one_run_share_its_folder(tmp_path):
     entries = [Entry(finetune_seeds=0), Entry(), Entry(seeds=[0, 1])]
-    assert len({run.folder for run in plan(entries, tmp_path)}) == 2
+    assert len({run.folder for run in plan_runs(entries, tmp_path)}) == 2
 
 
 def test_rates_are_measured_under_a_lock_of_their_file(tmp_path, monkeypatch):
@@ -230,8 +231,8 @@ def test_rates_are_measured_under_a_lock_of_their_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(experiments, "bench_recipes", bench)
     entries = [Entry(throughput_normalised=True)]
-    assert [run.budget for run in plan(entries, tmp_path / "runs", rates)] == ["3m@1000tok/s"]
-    plan(entries, tmp_path / "others", rates)
+    assert [run.budget for run in plan_runs(entries, tmp_path / "runs", rates)] == ["3m@1000tok/s"]
+    plan_runs(entries, tmp_path / "others", rates)
     assert measured == [2]  # the recipe, and itself as the baseline
 
 
@@ -273,7 +274,7 @@ def test_a_run_fine_tunes_on_the_gpu_of_its_process_alone(tmp_path, monkeypatch,
     if seen is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert plan_workers(machine, jobs=12, bytes_each=1).devices > 2
-    experiments.worker(plan([Entry()], tmp_path), tmp_path, device=2, threads=1)
+    experiments.worker(plan_runs([Entry()], tmp_path), tmp_path, device=2, threads=1)
     assert [workers.devices for workers in planned] == [1] and os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
@@ -286,18 +287,18 @@ def test_ray_that_is_not_installed_is_asked_for(lab, monkeypatch):
 
 def test_entries_of_one_name_have_speeds_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "cramming_nb.experiments.throughputs", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
+        "cramming_nb.lab.experiments.throughputs", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
     )
     entries = [
         Entry("pocket", name="x", throughput_normalised=True, budget=budget, set={"architecture.num_layers": layers})
         for budget, layers in (("1m", 2), ("2m", 8))
     ]
-    assert [run.budget for run in plan(entries, tmp_path)] == ["1m@2000tok/s", "2m@8000tok/s"]
+    assert [run.budget for run in plan_runs(entries, tmp_path)] == ["1m@2000tok/s", "2m@8000tok/s"]
 
 
 def test_the_list_for_a_gpu_is_a_list_of_runs_each_with_a_prediction():
     path = Path(__file__).resolve().parents[1] / "records" / "lab" / "gpu.yaml"
-    runs = plan(read_list(path), Path("runs/lab"), progress=False)
+    runs = plan_runs(read_list(path), Path("runs/lab"), progress=False)
     names = [run.recipe.name for run in runs]
     assert len(runs) > 20 and len({*names}) == len(names)
     assert {"crammed-v2", "crammed-v1", "bert-original-stopped", "full size batch 1536", "full size batch 8192"} <= {

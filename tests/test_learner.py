@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import signal
-import time
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -13,11 +12,12 @@ import pytest
 import torch
 from conftest import command
 
-from cramming_nb.budget import Budget, Clock, Spent, UserError
-from cramming_nb.checkpoint import load_checkpoint, save_checkpoint
+from cramming_nb.budget import Budget, Clock, Spent
 from cramming_nb.corpus import Corpus
-from cramming_nb.distributed import SimulatedGroup
-from cramming_nb.hardware import DEVICES, Device, Hardware
+from cramming_nb.engine.checkpoint import load_checkpoint, save_checkpoint
+from cramming_nb.engine.distributed import ProcessGroup
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.hardware import DEVICES, Device, Hardware
 from cramming_nb.recipes import load_recipe
 from cramming_nb.schedule import LEVELS
 from cramming_nb.training import (
@@ -30,16 +30,28 @@ from cramming_nb.training import (
     TrainingConfig,
     TrainingRun,
     Validation,
-    book_use,
+    choose_micro_batch,
     compiled_by_levels,
-    find_micro_batch,
-    later_memory,
     outcome,
     pretrain,
     read_log,
     reason_to_stop,
     resume,
 )
+
+
+class MadeUpGroup(ProcessGroup):
+    """Process `rank` of `size`, of which the others are imagined and have nothing to add."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        super().__init__()
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor, op=None):
+        return tensor
+
+    def gather(self, tensor):
+        return [tensor] * self.size
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +62,7 @@ def make(tiny):
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
     def trainer(rank=0, size=1, optimizer=(), training=(), objective=(), compiled=False, dtype=torch.float32):
-        group, masks = SimulatedGroup(rank, size), replace(r.objective, **dict(objective))
+        group, masks = MadeUpGroup(rank, size), replace(r.objective, **dict(objective))
         settings = replace(r.optimizer, **dict(optimizer)), r.schedule, replace(r.training, **dict(training))
         hardware = Hardware.detect(dtype)
         return Trainer(corpus, arch, masks, *settings, hardware, compiled=compiled, group=group)
@@ -89,39 +101,9 @@ def test_utilisation_is_of_all_devices(make):
     budget, clock = Budget.parse("10step"), SimpleNamespace(shares=dict(step=2.0))
     spent = Spent(tokens=10, seconds=2.0, flops=1e9)
     progress = Progress(spent=spent, curve=[dict(heldout_loss=1.0)], matrix_rates=[1e9, 4e9, 2e9])
-    one, four = (outcome(make(size=size), budget, progress, clock) for size in (1, 4))
+    one, four = (outcome(make(size=size), budget, replace(progress, processes=size), clock) for size in (1, 4))
     assert one["mfu"] == pytest.approx(0.25)  # of the median rate
     assert four["mfu"] == pytest.approx(one["mfu"] / 4) and four["devices"] == 4
-
-
-def test_record_is_of_all_processes_of_a_run_that_went_on_with_fewer(make, tmp_path):
-    """Four processes, then one: devices, memory and padding are those of both, and a second of four counts four times."""
-    budget = Budget.parse("10step")
-    four, one = (make(size=size, training=dict(micro_batch_size=8)) for size in (4, 1))
-    for trainer, most in ((four, 900), (one, 500)):
-        trainer.hardware = replace(trainer.hardware, device=Counting())
-        trainer.hardware.device.peak = most
-    four.group.total = lambda *values: [4 * value for value in values]  # as if all four were here
-    four.rows_asked, four.rows_computed = 30, 40
-    progress = Progress(
-        spent=Spent(tokens=10, seconds=2.0, flops=8e9), curve=[dict(heldout_loss=1.0)], matrix_rates=[1e9]
-    )
-    clock = SimpleNamespace(shares=dict(step=1.5, data=0.5))
-    book_use(four, clock, progress)
-    progress.shares = clock.shares
-    save_checkpoint(tmp_path / "checkpoints", 1, make().state(), asdict(progress))
-
-    clock = Clock(50_000)
-    resumed = resume(one, tmp_path, clock)
-    clock.shares["step"] += 2.0
-    one.rows_asked, one.rows_computed = one.rows_asked + 10, one.rows_computed + 10
-    found = outcome(one, budget, resumed, clock)
-    assert found["devices"] == 4 and found["mfu"] == pytest.approx(8e9 / (4 * 2 + 1 * 2) / 1e9)
-    assert (found["peak_memory"], found["peak_memory_total"]) == (900, 3600)
-    assert found["padding"] == pytest.approx(10 / 50)
-    book_use(one, clock, resumed)  # the last save does so
-    resumed.finished = True  # asked again by eight processes, which had no part in it
-    assert outcome(make(size=8), budget, resumed, clock)["devices"] == 4
 
 
 def test_energy_is_reported_only_if_all_of_it_is_known(make, tmp_path):
@@ -132,8 +114,7 @@ def test_energy_is_reported_only_if_all_of_it_is_known(make, tmp_path):
         state = asdict(Progress(spent=Spent(tokens=1), joules=saved))
         save_checkpoint(tmp_path / "checkpoints", 1, make().state(), state)
         assert resume(make(), tmp_path, Clock(50_000)).joules == known
-    assert Progress.read(dict(cursor=8, spent=dict(tokens=1))).joules is None  # of a version that did not count
-    assert Progress.read({}).joules == 0
+    assert resume(make(), tmp_path / "new", Clock(50_000)).joules == 0
 
 
 def test_last_validation_stops_nothing():
@@ -157,7 +138,8 @@ def test_line_behind_one_that_was_cut_off_is_kept(tmp_path):
 
 def test_no_process_tries_more_rows_than_its_share(make):
     trainer = make(size=4)
-    assert find_micro_batch(trainer) <= -(-trainer.schedule.config.batch_size // 4)
+    choose_micro_batch(trainer)
+    assert trainer.micro_batch_size <= -(-trainer.schedule.config.batch_size // 4)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -166,7 +148,7 @@ def test_what_is_loaded_is_all_that_is_there(make, adaptive):
     before = {name: t.clone() for name, t in trainer.state().items()}
     learn(trainer, 3)
     trainer.load(before)
-    assert not trainer.optimizer.has_state()
+    assert not any(inner.state for inner in trainer.optimizer.inner.optimizers)
     learn(trainer, 2)
     learn(fresh, 2)
     ours, theirs = trainer.state(), fresh.state()
@@ -324,55 +306,59 @@ class Counting(Device):
         self.released += 1
 
 
-def searching(make, room: int, seconds: float = 864.0):
-    """A trainer that has searched its micro-batch on such a device, the sizes it tried, and the device."""
-    trainer, tried = make(training=dict(micro_batch_size=0)), []
+def choosing(make, room: float, fits: float = math.inf):
+    """A trainer that has chosen its micro-batch on such a device, where so many sequences fit in fact; and the device."""
+    trainer = make(training=dict(micro_batch_size=0))
     device = Counting()
-    device.room = room
+    device.room, device.first_rows = room, 512
     trainer.hardware = replace(trainer.hardware, device=device)
     trainer.schedule.config = replace(trainer.schedule.config, batch_size=256)
 
     def forward_backward(ids, *_):
-        tried.append(len(ids))
         device.peak = max(device.peak, 1000 * len(ids))
-        if len(ids) > device.room:
+        if len(ids) > fits:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        time.sleep(1e-3)  # as long for many sequences as for few: larger is faster
         return torch.zeros(2)
 
     trainer.forward_backward = forward_backward
-    find_micro_batch(trainer, seconds)
-    return trainer, tried, device
+    choose_micro_batch(trainer)
+    return trainer, device
 
 
-def test_the_search_doubles_while_that_is_faster_and_fits(make, monkeypatch):
-    monkeypatch.setattr("cramming_nb.training.later_memory", lambda trainer: 0)
-    trainer, tried, device = searching(make, room=50)
-    assert trainer.micro_batch_size == 32 and max(tried) == 32
-    assert device.released >= 3  # after each trial
+def test_the_micro_batch_leaves_room_for_moments_and_a_tenth(make):
+    moments = 8 * make().optimizer.flat_grads.numel() / 1000  # in sequences
+    trainer, device = choosing(make, room=(60 + moments) / 0.9 + 0.01)
+    assert 256 / 5 <= trainer.micro_batch_size <= 60  # five equal parts of a batch of 256
+    assert device.released == 2  # after each pass
 
 
-def test_the_search_begins_no_trial_that_its_time_does_not_allow(make):
-    trainer, tried, _ = searching(make, room=1000, seconds=0.0)
-    assert trainer.micro_batch_size == max(tried) == Device.first_rows
+@pytest.mark.parametrize("fits, chosen", [(15, 8), (7, 8), (math.inf, 1)])
+def test_where_an_estimate_fails_or_finds_nothing_few_sequences_are_tried(make, fits, chosen):
+    trainer, _ = choosing(make, room=1 if fits == math.inf else 10**9, fits=fits)
+    assert trainer.micro_batch_size == chosen
 
 
-def test_the_search_leaves_room_for_moments(make, monkeypatch):
-    monkeypatch.setattr("cramming_nb.training.later_memory", lambda trainer: 20_000)
-    trainer, tried, _ = searching(make, room=50)
-    assert max(tried) <= 30 and trainer.micro_batch_size == 16
+def test_a_device_that_does_not_tell_its_memory_gets_what_suits_it(make):
+    trainer = make(training=dict(micro_batch_size=0))
+    trainer.schedule.config = replace(trainer.schedule.config, batch_size=256)
+    state = torch.get_rng_state()
+    choose_micro_batch(trainer)
+    assert trainer.micro_batch_size == trainer.hardware.device.first_rows
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_moments_that_are_not_there_yet_are_reserved(make):
-    trainer = make()
-    weights = trainer.optimizer.flat_grads.numel()
-    assert later_memory(trainer) >= 8 * weights
-    learn(trainer, 1)
-    assert later_memory(trainer) < 8 * weights  # now they are there
+@pytest.mark.parametrize("before, now, how", [(2, 1, "torchrun --nproc-per-node 2"), (1, 4, "without torchrun")])
+def test_a_run_goes_on_with_as_many_processes_as_it_began_with(make, tmp_path, before, now, how):
+    state = asdict(Progress(spent=Spent(tokens=1), processes=before))
+    save_checkpoint(tmp_path / "checkpoints", 1, make().state(), state)
+    with pytest.raises(UserError, match=f"started with {before} processes, not {now}; .*{how}"):
+        resume(make(size=now), tmp_path, Clock(50_000))
+    save_checkpoint(tmp_path / "checkpoints", 2, make().state(), state | dict(finished=True))
+    assert resume(make(size=now), tmp_path, Clock(50_000)).processes == before  # nothing is left to do
 
 
 def test_all_processes_use_the_smallest_micro_batch_and_hear_of_a_signal(make, tmp_path):
-    class Agreeing(SimulatedGroup):
+    class Agreeing(MadeUpGroup):
         def largest(self, *values):
             return [7.0, 15.0, -3.0] if len(values) == 3 else list(values)
 
@@ -446,19 +432,12 @@ def test_a_process_that_a_checkpoint_lacks_draws_new_random_numbers(make):
     assert not torch.equal(drawn[0], first)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(make, tmp_path):
-    """Four fields of its state had other names, and one is no longer known."""
-    trainer, fresh = make(), make()
-    learn(trainer, 2)
-    spent = dict(seconds=4.0, tokens=512, flops=1e9, steps=2)
-    former = dict(spent=spent, cursor=16, micro_batch_size=4, rate=0.25, rates=[1e9, 2e9], returns=2, skipped=5, old=1)
-    save_checkpoint(tmp_path / "checkpoints", 2, trainer.state(), former)
-    progress = resume(fresh, tmp_path, Clock(50_000))
-    assert (progress.lr_factor, progress.matrix_rates) == (0.25, [1e9, 2e9])
-    assert (progress.rollbacks, progress.skipped_steps) == (2, 5)
-    assert (progress.spent, progress.cursor, fresh.micro_batch_size) == (Spent(**spent), 16, 4)
-    assert fresh.schedule.peak_lr == trainer.schedule.peak_lr / 4
-    assert torch.equal(fresh.optimizer.masters[0], trainer.optimizer.masters[0])
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(make, tmp_path):
+    state = asdict(Progress(spent=Spent(tokens=1)))
+    del state["schema"]  # the first version had none
+    save_checkpoint(tmp_path / "checkpoints", 1, make().state(), state)
+    with pytest.raises(UserError, match="another version of cramming_nb"):
+        resume(make(), tmp_path, Clock(50_000))
 
 
 @pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])

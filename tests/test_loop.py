@@ -7,10 +7,11 @@ from statistics import median
 import pytest
 from conftest import Killable, command
 
-from cramming_nb import hardware, training
+from cramming_nb import training
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus
-from cramming_nb.hardware import Hardware
+from cramming_nb.engine import hardware
+from cramming_nb.engine.hardware import Hardware
 from cramming_nb.recipes import RECIPES, load_recipe
 from cramming_nb.training import Trainer, pretrain, read_log
 

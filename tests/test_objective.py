@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming_nb.hardware import Device
+from cramming_nb.engine.hardware import Device
 from cramming_nb.objective import (
     CrossEntropy,
     ObjectiveConfig,

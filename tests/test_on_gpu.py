@@ -15,10 +15,11 @@ import pytest
 import torch
 from conftest import Killable, work_briefly
 
-from cramming_nb import bench, hardware
-from cramming_nb.budget import UserError
-from cramming_nb.hardware import Device
-from cramming_nb.records import RunRecord
+from cramming_nb.app.records import RunRecord
+from cramming_nb.engine import hardware
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.hardware import Device
+from cramming_nb.lab import bench
 from cramming_nb.training import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +63,7 @@ def check_the_run(home: Path) -> RunRecord:
 @pytest.mark.slow
 def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_path, bare):
     given = options(tiny, tmp_path, "--skip", "tests", "bench", budget="3s")
-    call = [sys.executable, ROOT / "tests" / "on_gpu.py", *given]
+    call = [sys.executable, ROOT / "tools" / "on_gpu.py", *given]
     done = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     record = check_the_run(tmp_path)
@@ -80,7 +81,7 @@ def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_pa
 def test_a_compiled_day_with_a_kill_on_its_way(tiny, tmp_path, bare):
     given = options(tiny, tmp_path, "--skip", "tests", "bench", "--minutes", "20", budget="45s")
     given[given.index("never")] = "always"
-    call = [sys.executable, str(ROOT / "tests" / "on_gpu.py"), *given]
+    call = [sys.executable, str(ROOT / "tools" / "on_gpu.py"), *given]
     done = subprocess.run(call, cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     record = check_the_run(tmp_path)
@@ -213,7 +214,7 @@ def test_the_bench_takes_fewer_rows_where_memory_runs_out(monkeypatch):
 def test_a_machine_without_a_gpu_is_told_so(tiny, tmp_path):
     given = options(tiny, tmp_path)
     given.remove("--without-gpu")
-    done = subprocess.run([sys.executable, ROOT / "tests" / "on_gpu.py", *given], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "tools" / "on_gpu.py", *given], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("PyTorch finds no GPU")
 
 
@@ -241,7 +242,7 @@ def test_the_bench_comes_back_as_a_table(tiny, tmp_path, call, monkeypatch):
     monkeypatch.setattr(on_gpu.Day, "start", here)
     assert call(*options(tiny, tmp_path, "--skip", "tests", "--recipes")) == 0
     assert results(tmp_path)["parts"]["bench"] == stored
-    assert bench.table(stored) in (tmp_path / "out" / "summary.md").read_text()
+    assert bench.bench_table(stored) in (tmp_path / "out" / "summary.md").read_text()
 
 
 class MadeUpGPU(Device):

@@ -5,9 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-import cramming_nb.options
-from cramming_nb.budget import UserError
-from cramming_nb.options import option_table
+import cramming_nb.engine.options
+from cramming_nb.engine.errors import UserError
 from cramming_nb.recipes import RECIPES, Recipe, change, field_help, flat
 
 PARTS = [part for part in vars(Recipe()) if part != "name"]
@@ -21,17 +20,14 @@ FRACTIONS = [key for key in NUMBERS if type(flat(Recipe())[key]) is float]
 
 
 def test_examples_of_the_module():
-    assert doctest.testmod(cramming_nb.options).attempted >= 4
-    assert doctest.testmod(cramming_nb.options).failed == 0
+    assert doctest.testmod(cramming_nb.engine.options).attempted >= 4
+    assert doctest.testmod(cramming_nb.engine.options).failed == 0
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_field_has_a_meaning_and_stands_in_the_table(part):
-    config = getattr(Recipe(), part)
-    table = option_table(config)
-    for field in fields(config):
+def test_every_field_has_a_meaning(part):
+    for field in fields(getattr(Recipe(), part)):
         assert len(field.metadata["meaning"]) > 8
-        assert f"| `{field.name}` | `{getattr(config, field.name)!r}` |" in table
 
 
 @pytest.mark.parametrize("key", NAMED)

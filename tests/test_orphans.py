@@ -20,7 +20,7 @@ def beat(name):
 
 class Jobs:
     def __init__(self):
-        from cramming_nb.hardware import Hardware
+        from cramming_nb.engine.hardware import Hardware
         self.hardware = Hardware.detect()
 
     def run(self, job):
@@ -31,7 +31,7 @@ def fine_tuning():
     list(try_together(Jobs(), ["one", "two"], Workers(devices=1, per_device=2, threads=1)))
 
 def stages():
-    from cramming_nb.stages import Local
+    from cramming_nb.engine.jobs import Local
     list(Local(2).map(beat, [("one",), ("two",)]))
 
 if __name__ == "__main__":
@@ -57,7 +57,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, kind):
     folder.mkdir()
     parent = subprocess.Popen([sys.executable, script, folder, kind])
     try:
-        wait_for(lambda: len(beats(folder)) == 2, 120)
+        wait_for(lambda: len(beats(folder)) == 2, 600)
         assert parent.poll() is None
     finally:
         parent.send_signal(signal.SIGKILL)
@@ -68,4 +68,4 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, kind):
         time.sleep(2)
         return beats(folder) == before
 
-    wait_for(silent, 20)
+    wait_for(silent, 120)

@@ -16,7 +16,7 @@ pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 from package_check import ROOT, build
 
-PACKAGE = {f"cramming_nb/{path.name}" for path in (ROOT / "cramming_nb").glob("*.py")}
+PACKAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cramming_nb").rglob("*.py")}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_source_distribution_is_the_book(wheel):
 def test_wheel_is_the_package_and_no_more(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     outside = {name for name in names if not name.startswith("cramming_nb-")}
-    assert outside == PACKAGE | {"cramming_nb/py.typed", "cramming_nb/sizes.json"}
+    assert outside == PACKAGE | {"cramming_nb/py.typed", "cramming_nb/lab/sizes.json"}
     assert any(name.endswith("licenses/LICENSE") for name in names - outside)
 
 

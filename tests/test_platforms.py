@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from cramming_nb.hardware import CUDA, Device, Hardware, processor_name
-from cramming_nb.stages import Local
+from cramming_nb.engine.hardware import CUDA, Device, Hardware, processor_name
+from cramming_nb.engine.jobs import Local
 
 
 @pytest.mark.parametrize("platform", ["win32", "cygwin"])
@@ -53,7 +53,7 @@ def apple(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     monkeypatch.setattr("platform.processor", lambda: "arm")
-    monkeypatch.setattr("cramming_nb.hardware.Path.exists", lambda path: False)
+    monkeypatch.setattr("cramming_nb.engine.hardware.Path.exists", lambda path: False)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
 
 

@@ -1,7 +1,6 @@
 """The project agrees with itself: versions, chapters, size, and nothing of the machine that made it."""
 
 import ast
-import inspect
 import json
 import re
 import subprocess
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import LOCAL_PATH
 
-from cramming_nb.training import TrainingRun
+from cramming_nb.app.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cramming_nb"
@@ -51,7 +50,7 @@ def test_setup_says_what_settings_say(monkeypatch):
     assert {f"{extra}_requirements" for extra in given["extras_require"]} == {
         k for k in cfg if k.endswith("_requirements")
     }
-    assert "cram=cramming_nb.cli:main" in given["entry_points"]["console_scripts"]
+    assert "cram=cramming_nb.app.cli:main" in given["entry_points"]["console_scripts"]
 
 
 @pytest.mark.parametrize("requirement", direct(), ids=str)
@@ -68,38 +67,136 @@ def test_no_version_is_pinned_for_nothing():
 def test_version_in_package_and_changelog():
     version = settings()["version"]
     assert f'__version__ = "{version}"' in (PACKAGE / "__init__.py").read_text()
-    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
-def module_of(chapter: Path) -> str:
-    """The module that a notebook exports."""
-    return re.search(r"#\| default_exp (\w+)", chapter.read_text())[1]
+def test_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 650
 
 
-CHAPTERS = {module_of(chapter): chapter for chapter in sorted((ROOT / "nbs").glob("[0-9][0-9]*_*.ipynb"))}
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_commands_and_files_that_are_told_are_there(name):
+    text = (ROOT / name).read_text()
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    code = "\n".join(re.findall(r"^    .+|`[^`\n]+`", text, re.M))
+    made, crammed = (set(re.findall(rf"\b{command} ([a-z][\w-]*)", code)) for command in ("make", "cram"))
+    assert "test" in made and made <= set(targets) and crammed <= set(COMMANDS)
+    links = re.findall(r"\]\((?!\w+:|#)([^)]+)\)", re.sub(r"`[^`\n]+`", "", text))
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).is_file()] == []
+    files = re.findall(r"\b(?:nbs|tools|tests|experiments|cramming_nb)/[\w/.-]+[.](?:py|ipynb|png)\b", code)
+    assert [path for path in files if not (ROOT / path).is_file()] == []
 
 
-def imports(chapter: Path) -> set[str]:
-    """The modules of this package that the exported cells of a notebook import."""
-    found = set()
-    for cell in json.loads(chapter.read_text())["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] != "code" or not re.search(r"^#\|\s*exports?i?\b", source, re.M):
-            continue
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("cramming_nb.")}
-            elif isinstance(node, ast.ImportFrom):
-                inside = node.level or (node.module or "").split(".")[0] == "cramming_nb"
-                name = (node.module or "").removeprefix("cramming_nb").strip(".")
-                found |= {name} if name and inside else {alias.name for alias in node.names} if inside else set()
-    return {name.split(".")[0] for name in found}
+def test_places_to_start_reading_are_in_the_code():
+    places = re.findall(r"\| `([\w.]+)` \| `(cramming_nb/[\w/]+[.]py)` \|", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(places) == 5
+    for name, path in places:
+        found = ast.parse((ROOT / path).read_text())
+        for part in name.split("."):
+            found = next((node for node in found.body if getattr(node, "name", "") == part), None)
+            assert found, f"CONTRIBUTING.md: {path} has no {name}"
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
-def test_chapter_imports_only_earlier_chapters(name):
-    later = [m for m in sorted(imports(CHAPTERS[name]) & set(CHAPTERS)) if CHAPTERS[m].name > CHAPTERS[name].name]
-    assert not later, f"{CHAPTERS[name].name} imports {later}: pass in what points back"
+METHOD = """budget data tokenizer corpus architecture objective optimizer schedule training tasks glue finetuning
+recipes""".split()  # in the order of the chapters
+
+
+def module_name(path: Path) -> str:
+    """The name of a module within the package, such as `engine.hardware`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+MODULES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in ("__init__.py", "_modidx.py")}
+
+
+def imports(name: str) -> set[str]:
+    """The modules of this package that a module imports anywhere in its code."""
+    package, found = f"cramming_nb.{name}".split(".")[:-1], set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+    return {path.removeprefix("cramming_nb.") for path in found if path.startswith("cramming_nb.")} & set(MODULES)
+
+
+def may_import(name: str, other: str) -> bool:
+    """The rule of the house: which module may import which."""
+    wing, _, _ = name.rpartition(".")
+    of, _, _ = other.rpartition(".")
+    if wing == "":
+        return of == "engine" or of == "" and METHOD.index(other) < METHOD.index(name)
+    if wing == "engine":
+        return of == "engine"
+    if wing == "app":
+        return of in ("", "engine", "app") or name == "app.cli"
+    return True
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_rule_of_imports(name):
+    """A chapter imports earlier chapters and the engine; the engine nothing above itself; only `cram` the lab."""
+    broken = [other for other in sorted(imports(name)) if not may_import(name, other)]
+    assert not broken, f"{name} imports {broken}: pass in what points back"
+
+
+def test_every_module_of_the_method_has_its_place_in_the_book():
+    assert {name for name in MODULES if "." not in name} == set(METHOD)
+
+
+def test_pages_stand_in_the_folder_of_their_wing():
+    for page in (ROOT / "nbs").rglob("*.ipynb"):
+        found = re.search(r"#\| default_exp ([\w.]+)", page.read_text())
+        if found and ".ipynb_checkpoints" not in page.parts:
+            wing = found[1].rpartition(".")[0].replace(".", "/") or "."
+            assert page.relative_to(ROOT / "nbs").parent.as_posix() == wing, f"{page.name} exports {found[1]}"
+
+
+FORMER_MODULES = "|".join(["stages", "planning", *(name.rpartition(".")[2] for name in MODULES if "." in name)])
+FORMER_CHAPTERS = "|".join(
+    """00_budget 00a_storage 01_data 02_tokenizer 03_corpus 04_hardware 05_architecture 09_checkpoint 09a_distributed
+    10_training 11_glue 11a_probes 11b_fast_finetuning 11c_scores 11d_counting 12_recipes 13_records 14_export 15_bench
+    16_run 16a_labels 17_experiments 17a_plan 18_cli""".split()
+)
+FORMER_PAGES = "start|lab/changes|lab/crossing|lab/domain|lab/pocket_glue|lab/probes|lab/sizes|lab/understanding"
+SCRIPTS = "|".join(path.stem for folder in ("tools", "experiments") for path in (ROOT / folder).glob("*.py"))
+MOVED = re.compile(
+    rf"\bcramming_nb\.({FORMER_MODULES})\b(?!-)"
+    rf"|\bcramming_nb/({FORMER_MODULES})\.py\b"
+    rf"|\bfrom cramming_nb import [\w, ]*\b({FORMER_MODULES})\b"
+    rf"|\b({FORMER_CHAPTERS})\b"
+    rf"|(?<![\w/])(\.\./|nbs/)*({FORMER_PAGES})\.ipynb\b"
+    rf"|\btests/({SCRIPTS})\.py\b"
+)
+
+
+def texts() -> dict[str, str]:
+    """What is written by hand, by path: text files whole, and the sources of a notebook's cells."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = {}
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix == ".ipynb" and path.is_file():
+            cells = json.loads(path.read_text())["cells"]
+            found[name] = "\n".join("".join(cell["source"]) for cell in cells)
+        elif path.suffix in (".py", ".md", ".yml", ".yaml", ".toml", ".ini", ".qmd", ".bib", "") and path.is_file():
+            found[name] = path.read_text(encoding="utf-8", errors="replace")
+    return found
+
+
+def test_nothing_names_a_module_or_page_where_it_was():
+    here = Path(__file__).relative_to(ROOT).as_posix()
+    found = [
+        f"{name}: {moved[0]}"
+        for name, text in texts().items()
+        if name not in ("CHANGELOG.md", here)
+        for moved in MOVED.finditer(text)
+    ]
+    assert not found, found
 
 
 def test_site_asks_no_other_host_and_links_what_there_is():
@@ -140,41 +237,37 @@ def test_no_trace_of_a_machine():
     assert not found, found
 
 
-def definitions(path: Path) -> set[str]:
-    """The names that a module defines: functions, classes, and methods as `Class.method`."""
-    names = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
-    return names
+def code_of_pages() -> set[str]:
+    """The words of all cells that are code and not exported, and of the scripts beside the package."""
+    found = set()
+    for page in (ROOT / "nbs").rglob("*.ipynb"):
+        for cell in json.loads(page.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and not re.match(r"#\|\s*exports?i?\b", source):
+                found |= set(re.findall(r"\w+", source))
+    for folder in ("tools", "experiments"):
+        for script in (ROOT / folder).glob("*.py"):
+            found |= set(re.findall(r"\w+", script.read_text()))
+    return found
 
 
-def headings(notebook: Path) -> dict[str, str]:
-    """The headings of a notebook that have an anchor, by anchor."""
-    cells = json.loads(notebook.read_text())["cells"]
-    lines = [line for c in cells if c["cell_type"] == "markdown" for line in "".join(c["source"]).splitlines()]
-    found = [re.fullmatch(r"#+ (.*\S) \{#([\w-]+)\}", line) for line in lines]
-    return {match[2]: match[1] for match in found if match}
+def test_every_exported_name_has_a_user():
+    """What `__all__` names is used by another module, a page or a script; the rest is marked `#| exporti`."""
+    words = {name: set(re.findall(r"\w+", path.read_text())) for name, path in MODULES.items()}
+    outside, unused = code_of_pages(), []
+    for name, path in MODULES.items():
+        others = set().union(*(found for other, found in words.items() if other != name))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                unused += [f"{name}.{x}" for x in ast.literal_eval(node.value) if x not in others | outside]
+    assert not unused, unused
 
 
-def test_five_places_are_where_the_readme_says():
-    # The README has the same table, with links to the site.
-    cells = json.loads((ROOT / "nbs" / "index.ipynb").read_text())["cells"]
-    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    section = text.split("### Five places in the code\n")[1].split("\n## ")[0]
-    row = re.compile(
-        r"\| .* \| `(\w+)`(?: of `(\w+)`)? in `(cramming_nb/\w+\.py)` \| "
-        r"\[(\w+): ([^\]]*)\]\((\w+\.ipynb)#([\w-]+)\)(?:, \[.*)? \|"
-    )
-    _, _, *lines = [line for line in section.splitlines() if line.startswith("|")]  # two lines of the head
-    places = [row.fullmatch(line) for line in lines]
-    assert len(places) == 5 and all(places)
-    for place in places:
-        name, owner, file, chapter, heading, notebook, anchor = place.groups()
-        assert (f"{owner}.{name}" if owner else name) in definitions(ROOT / file)
-        assert Path(notebook).name.startswith(f"{chapter}_")
-        assert headings(ROOT / "nbs" / notebook)[anchor] == heading
-    assert "`train_step`" in section and "TrainingRun.train_step" in definitions(PACKAGE / "training.py")
-    assert "self.trainer.update(t)" in inspect.getsource(TrainingRun.train_step)
+def test_no_two_definitions_share_a_name():
+    """Not even by case or underscores: `Report` beside `report` is one name to a reader."""
+    places = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                places.setdefault(node.name.lower().replace("_", ""), []).append(f"{name}.{node.name}")
+    assert not [found for found in places.values() if len(found) > 1]

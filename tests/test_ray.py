@@ -14,9 +14,10 @@ from conftest import lines, sentence, write_jsonl
 from test_corpus_build import CONFIG, same
 from test_lab import Lab, beginnings
 
-from cramming_nb.budget import UserError
 from cramming_nb.corpus import get_corpus
-from cramming_nb.stages import Local, Ray, chunk_paths, lock
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.files import chunk_paths, lock
+from cramming_nb.engine.jobs import Local, Ray
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.slow]  # starting Ray takes long
 
@@ -91,7 +92,7 @@ def test_ray_executes_a_list(lab, cluster):
 
 def test_a_stopped_lab_on_ray_saves_its_runs(lab, cluster):
     lab.write(dict(seeds=[0, 1], budget="20Mtok"))
-    call = [sys.executable, "-m", "cramming_nb.cli", "lab", "list.yaml", "--engine", "ray", "--jobs", "2"]
+    call = [sys.executable, "-m", "cramming_nb.app.cli", "lab", "list.yaml", "--engine", "ray", "--jobs", "2"]
     env = {**os.environ, "CRAM_CACHE": str(lab.tiny.cache), "RAY_ADDRESS": cluster}
     process = subprocess.Popen(call, cwd=lab.home, env=env, stderr=subprocess.PIPE, text=True)
     while not any(beginnings(path.parent) for path in lab.runs.glob("*/log.jsonl")):

@@ -24,7 +24,7 @@ from typing import Annotated
 from tyro.conf import arg
 from .options import option
 
-__all__ = ["Halver", "half"]
+__all__ = ["Seeds", "PARTS", "Config", "Halver", "Fine", "half"]
 Seeds = Annotated[int, arg(help=("How many "
                                  "seeds."))]
 PARTS = 2  # of a whole
@@ -142,7 +142,7 @@ def test_pages_are_written_line_by_line(module, tmp_path):
 
 def test_every_module_has_a_page_with_all_its_names():
     found = {m.name for m in reference.modules()}
-    assert found == {p.stem for p in (reference.ROOT / "cramming_nb").glob("[a-z]*.py")}
+    assert found == {p.stem for p in (reference.ROOT / "cramming_nb").rglob("[a-z]*.py")}
     overview = reference.overview()
     for module in reference.modules():
         text = "\n".join(cell["source"] for cell in reference.page(module)["cells"])
@@ -156,8 +156,8 @@ def test_every_module_has_a_page_with_all_its_names():
 def test_copies_fetch_the_book_first(tmp_path):
     handouts.write(tmp_path)
     written = {p.relative_to(tmp_path / "notebooks").as_posix() for p in tmp_path.rglob("*.ipynb")}
-    assert {"00_budget.ipynb", "lab/search.ipynb", "own_text.ipynb"} <= written and "reference.ipynb" not in written
-    for name in ("00_budget.ipynb", "lab/search.ipynb"):
+    assert {"01_budget.ipynb", "lab/search.ipynb", "guides/own_text.ipynb"} <= written and "reference.ipynb" not in written
+    for name in ("01_budget.ipynb", "lab/search.ipynb"):
         ours = nbformat.read(book.NBS / name, as_version=4).cells
         title, first, *rest = nbformat.read(tmp_path / "notebooks" / name, as_version=4).cells
         assert [title, *rest] == ours
@@ -173,7 +173,7 @@ def test_the_first_cell_of_a_copy_works(tmp_path):
     subprocess.run(["git", "branch", "--force", "main", "HEAD"], cwd=tmp_path / "origin", check=True)
     config = f'[url "file://{tmp_path}/origin"]\n  insteadOf = {book.settings()["git_url"]}\n'
     (tmp_path / ".gitconfig").write_text(config)
-    clone = next(line[1:] for line in handouts.setup("00_budget.ipynb")["source"].splitlines() if line.startswith("!"))
+    clone = next(line[1:] for line in handouts.setup("01_budget.ipynb")["source"].splitlines() if line.startswith("!"))
     for _ in range(2):  # the second time, the book is there
         subprocess.run(clone, shell=True, check=True, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert (tmp_path / "cramming_nb" / "records").is_dir() and (tmp_path / "cramming_nb" / "setup.py").is_file()
@@ -184,7 +184,7 @@ def test_every_mention_of_the_address_is_the_one_in_settings():
     cfg, wrong = book.settings(), []
     texts = book.addresses() | {p: p.read_text() for p in (book.ROOT / "README.md", *book.ROOT.glob("*.yml"))}
     for path, text in texts.items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tests/book.py address"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tools/book.py address"
         wrong += [f"{path.name}: {m}" for m in book.mentions(text) - {cfg["git_url"], book.site()}]
     assert not wrong
 
@@ -199,18 +199,18 @@ def test_another_address_reaches_every_file(monkeypatch, tmp_path):
     monkeypatch.setattr(handouts, "settings", lambda: other)
     for path, text in book.addresses().items():
         assert book.mentions(text) <= {other["git_url"], book.site()}, path.name
-    assert "github.com/someone/cramming_nb/blob/notebooks/00_budget.ipynb" in handouts.links("00_budget.ipynb")
+    assert "github.com/someone/cramming_nb/blob/notebooks/01_budget.ipynb" in handouts.links("01_budget.ipynb")
     assert (
         "git clone --quiet --depth 1 --branch main https://github.com/someone/" in handouts.setup("a.ipynb")["source"]
     )
-    assert "https://someone.github.io/cramming_nb/notebooks/" in handouts.links("00_budget.ipynb")
+    assert "https://someone.github.io/cramming_nb/notebooks/" in handouts.links("01_budget.ipynb")
 
 
 def test_readme_leads_to_sections_of_the_site():
-    text = "[a](lab/search.ipynb#sec-sooner) [b](00a_storage.ipynb#sec-x) [c](00_budget.ipynb)"
+    text = "[a](lab/search.ipynb#sec-sooner) [b](engine/files.ipynb#sec-x) [c](01_budget.ipynb)"
     site = book.site()
     assert book.section_links(text) == (
-        f"[a]({site}/lab/search.html#sec-sooner) [b]({site}/storage.html#sec-x) [c](00_budget.ipynb)"
+        f"[a]({site}/lab/search.html#sec-sooner) [b]({site}/engine/files.html#sec-x) [c](01_budget.ipynb)"
     )
 
 

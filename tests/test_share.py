@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cramming_nb.export import SHARED_FILES
+from cramming_nb.app.export import SHARED_FILES
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -94,7 +94,7 @@ def test_dry_run_shows_and_sends_nothing(hub, finished, cram):
     said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble", "--dry-run")
     assert said.code == 0, said.err
     assert not [name for name in SHARED_FILES if name not in said.out]
-    assert "model-index" in said.out and "type: loss" in said.out
+    assert "pipeline_tag: fill-mask" in said.out and "library_name: cramming_nb" in said.out
     assert hub.asked == []
 
 
@@ -109,9 +109,9 @@ def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram, run_python):
     assert "private" in json.dumps(hub.made)
     assert hub.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
     card = hub.files["README.md"].decode()
-    assert "model-index" in hub.head and "type: loss" in hub.head
+    assert "pipeline_tag: fill-mask" in hub.head and "| held-out loss |" in card
     assert "THIS FOLDER" not in card and 'model="somebody/thimble"' in card
-    code = """import cramming_nb.hf
+    code = """import cramming_nb.app.hf
 from transformers import pipeline
 print(pipeline("fill-mask", model="somebody/thimble")("the [MASK] is")[0]["token_str"])"""
     done = run_python(code)

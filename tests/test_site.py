@@ -51,7 +51,8 @@ def test_links_of_the_404_page_begin_with_the_base_of_the_site(tmp_path):
     assert site_check.dead_links(tmp_path, ["404.html", "api/a.html"]) == [f"404.html: a dead link: {base}/b.html"]
 
 
-def test_names_are_no_links_within_links_and_code(tmp_path):
+def test_names_are_no_links_within_links_and_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(book.reference, "exported", lambda: {"f", "g", "C"})
     def linked(name):
         return f"[`{name}`]({book.site()}/a.html#{name})"
 
@@ -59,6 +60,7 @@ def test_names_are_no_links_within_links_and_code(tmp_path):
     assert book.mend_links(f"[{linked('f')}](06.ipynb#f), [{linked('g')}](b)") == "[`f`](06.ipynb#f), [`g`](b)"
     plain = f"See {linked('f')}, [it](a.html) and {linked('g')}."
     assert book.mend_links(plain) == plain
+    assert book.mend_links(f"{linked('f')} and {linked('internal')}") == f"{linked('f')} and `internal`"
     code = f'{plain}\n```python\n"A {linked("C")}."\n```\n{plain}'
     assert book.mend_links(code, is_output=True) == f'{plain}\n```python\n"A `C`."\n```\n{plain}'
     (tmp_path / "a.html").write_text(PAGE.format(f"<p>{linked('f')}</p><pre>{linked('f')}</pre>"))
@@ -81,7 +83,7 @@ def test_warnings_of_quarto_are_found():
         "Output created: _docs/index.html\n"
     )
     assert len(book.warnings(log)) == 3
-    assert book.warnings("[ 1/2] faults.ipynb\nOutput created: _docs/index.html\n") == []
+    assert book.warnings("[ 1/2] guides/faults.ipynb\nOutput created: _docs/index.html\n") == []
 
 
 IMPORTS = "from a import (b,\n    c)\nimport d"

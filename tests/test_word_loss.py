@@ -6,7 +6,7 @@ import pytest
 import torch
 from word_loss import main, sentences_by_kind, word_losses
 
-from cramming_nb.export import load_model
+from cramming_nb.app.export import load_model
 
 
 def test_pieces_see_the_word_before_them_and_not_after_them(finished):

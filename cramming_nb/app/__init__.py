@@ -1,0 +1,1 @@
+"""What is made of a trained model, and the command line."""

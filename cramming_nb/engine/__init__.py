@@ -1,0 +1,1 @@
+"""What the method runs on: errors, options, files, jobs, hardware, checkpoints, several processes."""

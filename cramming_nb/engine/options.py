@@ -1,0 +1,74 @@
+"""Fields of a configuration that carry their meaning, their choices and their limits.
+
+Each configuration of a recipe is a dataclass. A field is written once, with everything there is to
+say about it; the checks, the help of the command line and the tables in the chapters read it there.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class Masking:
+...     rate: float = option(0.25, "share of tokens to mask", above=0, at_most=1)
+...     token: str = option("mask", "what replaces them", choices=("mask", "random"))
+...     def __post_init__(self):
+...         check_options(self, "masking")
+>>> Masking(rate=0.4)
+Masking(rate=0.4, token='mask')
+>>> Masking(rate=1.5)
+Traceback (most recent call last):
+  ...
+cramming_nb.engine.errors.UserError: masking.rate 1.5: give a number above 0, at most 1
+>>> meanings(Masking())
+{'rate': 'share of tokens to mask', 'token': 'what replaces them: mask, random'}
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from .errors import UserError
+
+def option(default: object,              # value if none is given
+           meaning: str,                 # what the field decides, with its unit and its source
+           choices: Iterable[str] = (),  # the names it may have; empty: any value
+           at_least: float = -math.inf,  # smallest number allowed
+           at_most: float = math.inf,    # largest number allowed
+           above: float = -math.inf,     # numbers must be larger than this
+           below: float = math.inf,      # numbers must be smaller than this
+           ) -> object:
+    "A field of a dataclass with its meaning, choices and limits in its metadata."
+    limits = dict(at_least=at_least, above=above, at_most=at_most, below=below)
+    metadata = dict(meaning=meaning, choices=tuple(choices), limits=limits)
+    return dataclasses.field(default=default, metadata=metadata)
+
+def in_words(limits: dict[str, float]) -> str:
+    "Limits as a person would say them, such as `a number above 0, at most 1`."
+    parts = []
+    for name, limit in limits.items():
+        if math.isfinite(limit):
+            parts.append(f"{name.replace('_', ' ')} {limit:g}")
+    return "a number " + ", ".join(parts)
+
+def within(value: float, limits: dict[str, float]) -> bool:
+    "Whether a number keeps all limits; not-a-number never does."
+    not_too_small = value >= limits["at_least"] and value > limits["above"]
+    not_too_large = value <= limits["at_most"] and value < limits["below"]
+    return not_too_small and not_too_large
+
+def check_options(config: object, part: str):
+    "Raise a `UserError` for the first field whose value is not among its choices or limits."
+    for field in dataclasses.fields(config):
+        value, about = getattr(config, field.name), field.metadata
+        if about["choices"] and value not in about["choices"]:
+            names = ", ".join(about["choices"])
+            raise UserError(f"{part}.{field.name} {value!r}: choose one of {names}")
+        is_limited = any(map(math.isfinite, about["limits"].values()))
+        if is_limited and not within(value, about["limits"]):
+            wanted = in_words(about["limits"])
+            raise UserError(f"{part}.{field.name} {value}: give {wanted}")
+
+def meanings(config: object) -> dict[str, str]:
+    "What each field of a configuration means, followed by its choices if it has some."
+    found = {}
+    for field in dataclasses.fields(config):
+        found[field.name] = field.metadata["meaning"]
+        if field.metadata["choices"]:
+            found[field.name] += ": " + ", ".join(field.metadata["choices"])
+    return found

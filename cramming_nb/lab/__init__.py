@@ -1,0 +1,1 @@
+"""How experiments are planned, run and measured."""
