@@ -182,7 +182,7 @@ class ModelLoss:
 
     @property
     def is_fast(self) -> bool:
-        "Whether the compiled model computes: not with another number of threads than it is made for."
+        "Whether the compiled model computes: only with the number of threads it is made for."
         return self.compiled and torch.get_num_threads() == self.made_for
 
     def __call__(self, *batch: object) -> tuple[Tensor, Tensor]:

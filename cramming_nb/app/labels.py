@@ -416,7 +416,7 @@ def train_classifier(
 def finetune_anew(run: Run, labels: LabelTable, data: TaskData, protocol: Protocol, seed: int,
                   folder: Path, key: str, progress: bool) -> ClassifierResult:
     "Fine-tune, score and export, in a folder that is held."
-    from cramming_nb.app.counting import bag_of_words, same_answer  # here: scikit-learn takes a second
+    from cramming_nb.app.counting import bag_of_words, same_answer  # late: it is slow
     hardware = hardware_of(run)
     hardware.device.prepare(hardware.dtype)
     tokenizer = tokenizer_of(run)

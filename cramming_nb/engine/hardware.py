@@ -381,7 +381,7 @@ class Threads:
     def __init__(
         self,
         set_threads: Callable[[int], None] = torch.set_num_threads,
-        slow: float = 1.3,  # a micro-batch is slow if it takes so many times as long as in the trial
+        slow: float = 1.3,  # micro-batches that take so many times as long as in the trial are slow
         pause: float = 10,  # least time between trials, in durations of a trial
     ):
         most = torch.get_num_threads()
