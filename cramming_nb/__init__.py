@@ -4,6 +4,7 @@ Importing the package loads neither `torch` nor `transformers`. To load an expor
 `transformers`, import `cramming_nb.app.hf` (the export page).
 """
 
+import os
 import sys
 
 __version__ = "0.1.0"
@@ -17,3 +18,8 @@ if sys.platform in ("win32", "cygwin"):
         print(f"cram: {message}", file=sys.stderr)
         raise SystemExit(2)
     raise ImportError(message)
+
+# Threads that wait for each other soon go to sleep (the page on hardware, "Beside other programs").
+# torch's OpenMP library reads this when it is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

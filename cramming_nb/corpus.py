@@ -6,8 +6,8 @@
 __all__ = ['SHUFFLE_SEED', 'ORDERS', 'CorpusConfig', 'first_copies', 'sample_documents', 'check_normalizer', 'corpus_tokenizer',
            'encoder_of', 'tokenise', 'split_documents', 'select_documents', 'shuffled_documents', 'pack', 'segments',
            'random', 'sentence_length', 'unigram', 'reverse_unigram', 'fragment', 'unigram_entropy', 'clean_chunk',
-           'fill_text', 'fill_dedup', 'fill_tokens', 'chosen_tokens', 'shuffled_tokens', 'token_counts', 'sort_shards',
-           'corpus_key', 'permutation', 'Corpus', 'vocabulary_note', 'get_corpus', 'statistics', 'draw']
+           'fill_text', 'fill_dedup', 'fill_tokens', 'chosen_tokens', 'shuffled_tokens', 'corpus_key', 'permutation',
+           'Corpus', 'vocabulary_note', 'get_corpus', 'statistics', 'draw']
 
 # %% ../nbs/04_sequences.ipynb #c82fc6f6
 import hashlib, itertools, json, os

@@ -2,9 +2,9 @@
 
 python experiments/busy.py [--rounds N] [--seconds S]
 
-`pocket` is pretrained on the documentation of Python in turns: with two threads, with two that sleep while they wait,
-with one, and as a run with a budget in time chooses them; alone, beside one program that computes without a pause,
-and beside two. The record holds tokens a second, by the number of programs. The machine should do nothing else.
+`pocket` is pretrained on the documentation of Python in turns, each time in a process of its own: on two threads that
+wait for each other in three ways, and on one; alone, beside one program that computes without a pause, and beside two.
+The record holds tokens a second, by the number of programs. The machine should do nothing else.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from cramming_nb.app.records import environment
 from cramming_nb.engine.hardware import Hardware
-from cramming_nb.training import step_seconds
+from cramming_nb.engine.hooks import step_seconds
 
 RECORD = Path(__file__).resolve().parents[1] / "records/bench/busy.json"
-FIXED = "4000tok/s"  # a budget on a rated clock: the threads stay as they are
-WAYS = {  # name: (environment, rate of the clock)
-    "two": ({"OMP_NUM_THREADS": "2"}, FIXED),
-    "two, asleep while they wait": ({"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}, FIXED),
-    "one": ({"OMP_NUM_THREADS": "1"}, FIXED),
-    "as a run chooses": ({"OMP_NUM_THREADS": "2"}, ""),
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how a thread waits for another one, as libgomp reads it
+WAYS = {  # what a run gets of these, and its threads
+    "two threads, 300,000 turns": {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "300000"},  # libgomp's default
+    "two threads, 1,000 turns": {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000"},  # the package's default
+    "two threads, asleep at once": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
+    "one thread": {"OMP_NUM_THREADS": "1"},
 }
 
 
@@ -43,12 +43,11 @@ def busy_programs(count: int):
 
 
 def tokens_per_second(way: str, seconds: int, folder: Path, name: str) -> float:
-    """The speed of the micro-batches and steps of one run."""
-    environ, rate = WAYS[way]
-    budget = f"{seconds}s@{rate}" if rate else f"{seconds}s"
+    """The speed of the steps of one run."""
+    environ = {key: value for key, value in os.environ.items() if key not in WAITING} | WAYS[way]
     command = [sys.executable, "-m", "cramming_nb.app.cli", "pretrain", "pocket", "--source", "machine:python"]
-    command += ["--budget", budget, "--name", name, "--data-dir", str(folder / "data")]
-    done = subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, text=True)
+    command += ["--budget", f"{seconds}s", "--name", name, "--data-dir", str(folder / "data")]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{way}: {done.stderr.strip().splitlines()[-1]}")
     found = json.loads((folder / "runs" / name / "pretraining.json").read_text())
@@ -58,12 +57,12 @@ def tokens_per_second(way: str, seconds: int, folder: Path, name: str) -> float:
 def main():
     """Read the command line, measure, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=int, default=20)
     options = parser.parse_args()
     speeds = {way: [[], [], []] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        tokens_per_second("one", 2, Path(folder), "corpus")
+        tokens_per_second("one thread", 2, Path(folder), "corpus")
         for number in range(options.rounds):
             for count in range(3):
                 for at, way in enumerate(WAYS):

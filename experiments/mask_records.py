@@ -9,10 +9,11 @@ shows [MASK]. The sequences and the positions are those of the run's own validat
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -20,9 +21,8 @@ from torch.nn.functional import cross_entropy
 from cramming_nb.app.export import load_model
 from cramming_nb.app.records import RunRecord
 from cramming_nb.app.run import corpus_trained_on, load_run
-from cramming_nb.engine.distributed import ProcessGroup
 from cramming_nb.objective import mask_rows, num_predicted
-from cramming_nb.training import HELDOUT_MASKS, HELDOUT_SEED, HeldoutSequences
+from cramming_nb.training import HELDOUT_MASKS, HELDOUT_SEED, heldout_rows
 
 HIDDEN = Path(__file__).resolve().parents[1] / "records/lab/hidden.json"
 
@@ -40,7 +40,7 @@ def kinds(length: int) -> dict[str, slice]:
 
 
 @torch.no_grad()
-def losses(model, vocab_size: int, batches: Iterator, keep_random: bool) -> Tensor:
+def losses(model, vocab_size: int, batches: Iterable, keep_random: bool) -> Tensor:
     """The loss at each predicted position, in nats [sequences, positions]."""
     config, found = replace(HELDOUT_MASKS, keep_random=keep_random), []
     for batch in batches:
@@ -56,10 +56,13 @@ def hidden_losses(folder: Path) -> tuple[RunRecord, dict[str, float]]:
     run, record = load_run(folder), RunRecord.read(folder / "record.json")
     model, _ = load_model(folder / "export")
     corpus = corpus_trained_on(run)
-    sequences = HeldoutSequences(corpus, run.recipe.training.heldout_rows, ProcessGroup())
-    usual, only_masks = (
-        losses(model, corpus.tokenizer.get_vocab_size(), sequences.micro_batches(32), keep) for keep in (True, False)
-    )
+    rows = heldout_rows(corpus, run.recipe.training.heldout_rows)
+    batches = [
+        (corpus.heldout[part].astype(np.int64), part, np.zeros_like(part))
+        for part in np.array_split(rows, -(-len(rows) // 32))
+    ]
+    vocab_size = corpus.tokenizer.get_vocab_size()
+    usual, only_masks = (losses(model, vocab_size, batches, keep) for keep in (True, False))
     found = {kind: usual[:, of].mean().item() for kind, of in kinds(run.recipe.corpus.seq_length).items()}
     validated = record.pretraining["heldout_loss"]
     if abs(found["all"] - validated) > 0.01:  # the run's number format rounds otherwise

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cramming_nb.app.records import environment
 from cramming_nb.engine.hardware import Hardware
-from cramming_nb.training import step_seconds
+from cramming_nb.engine.hooks import step_seconds
 
 RECORD = Path(__file__).resolve().parents[1] / "records/bench/processes.json"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -101,14 +101,13 @@ def work_briefly():
     In full, the two are most of what a tiny run does. They are done in full by test_gpu and test_loop, and in
     processes that start anew, as those of `torchrun` and of test_on_gpu.
     """
-    from cramming_nb import training
     from cramming_nb.app import probes, run
-    from cramming_nb.engine import hardware
+    from cramming_nb.engine import hardware, hooks
 
     def brief(machine: hardware.Hardware, seconds: float = 0.0) -> float:
         return hardware.matrix_rate(machine, seconds=0.005, size=128)
 
-    run.matrix_rate = training.matrix_rate = brief
+    run.matrix_rate = hooks.matrix_rate = brief
     run.probe_tasks = partial(probes.probe_tasks, train=320, dev=160)
 
 

@@ -36,7 +36,11 @@ def test_our_step_has_the_size_that_was_asked_for(monkeypatch, length):
 def test_a_recipe_is_timed_on_rows_of_its_own_length(monkeypatch, changes):
     seen = []
     monkeypatch.setattr(
-        bench, "Trainer", lambda corpus, *_, **__: seen.append(corpus.rows.shape) or SimpleNamespace(micro_batch_size=8)
+        bench,
+        "Learner",
+        lambda corpus, *_, **__: (
+            seen.append(corpus.rows.shape) or SimpleNamespace(gradients=SimpleNamespace(micro_batch_size=8))
+        ),
     )
     recipe = change(RECIPES["pocket"], changes)
     bench.recipe_steps(recipe, Hardware.detect())
@@ -46,8 +50,8 @@ def test_a_recipe_is_timed_on_rows_of_its_own_length(monkeypatch, changes):
 def test_a_recipe_without_a_micro_batch_gets_the_largest_of_the_device():
     recipe = change(RECIPES["pocket"], {"training.micro_batch_size": 0, "schedule.batch_size": 80})
     steps = bench.recipe_steps(recipe, replace(Hardware.detect(), device=TwoRows()))
-    trainer = next(cell.cell_contents for cell in steps.__closure__ if isinstance(cell.cell_contents, bench.Trainer))
-    assert trainer.micro_batch_size == 2
+    learner = next(cell.cell_contents for cell in steps.__closure__ if isinstance(cell.cell_contents, bench.Learner))
+    assert learner.gradients.micro_batch_size == 2
 
 
 class TwoRows(Device):

@@ -9,89 +9,69 @@ import pytest
 import torch
 from conftest import command, lines
 
+from cramming_nb.app.run import estimated_seconds, should_compile
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import Device, Hardware
-from cramming_nb.training import ModelLoss, Trainer, TrainingConfig, estimated_seconds, should_compile
-
-BATCH = (torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2), 0.0)
-
-
-class PlainLoss(ModelLoss):
-    """A loss that needs no model: the number of its calls."""
-
-    calls = 0
-
-    def plain(self, *batch):
-        self.calls += 1
-        return torch.tensor(float(self.calls))
-
-    def step(self, graph: str = "training") -> torch.Tensor:
-        return self.attempt(graph, lambda: self(*BATCH))
+from cramming_nb.objective import ObjectiveConfig
+from cramming_nb.training import Learner, Predictor, TrainingConfig
 
 
-def broken(monkeypatch, error: Exception):
-    """Let compiling succeed at first sight, and fail at the first call, as torch's does."""
+def predictor(compiled: bool = True) -> Predictor:
+    """One whose first use is what a test says."""
+    return Predictor(torch.nn.Linear(1, 1), ObjectiveConfig(), 10, Hardware.detect(), compiled)
 
-    def fail(*batch):
+
+def fail(error: Exception):
+    def first_use():
         raise error
 
-    monkeypatch.setattr(torch, "compile", lambda function, **options: fail)
+    return first_use
 
 
-def test_a_compiler_that_fails_is_done_without(monkeypatch, capsys):
-    broken(monkeypatch, RuntimeError("backend='inductor' raised:\nno such header"))
-    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
-    assert [loss.step().item() for _ in range(2)] == [1.0, 2.0]
-    assert not loss.compiled
+def test_a_compiler_that_fails_is_done_without(capsys):
+    found = predictor()
+    found.compile(fail(RuntimeError("backend='inductor' raised:\nno such header")), "graph")
+    assert not found.compiled
     assert capsys.readouterr().out.splitlines() == [
         "compiling failed (backend='inductor' raised:); training goes on without it"
     ]
 
 
-def test_a_compiler_that_must_work_is_an_error(monkeypatch):
-    broken(monkeypatch, RuntimeError("no such header"))
+def test_a_compiler_that_must_work_is_an_error():
     with pytest.raises(UserError, match="training.compile=always, but compiling failed: no such header"):
-        PlainLoss(torch.nn.Linear(1, 1), compiled=True, required=True).step()
+        predictor().compile(fail(RuntimeError("no such header")), "graph", required=True)
 
 
-def test_too_little_memory_is_no_failure_of_the_compiler(monkeypatch):
-    broken(monkeypatch, RuntimeError("Triton Error [CUDA]: out of memory"))
-    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        loss.step()
-    assert loss.compiled
+def test_too_little_memory_is_no_failure_of_the_compiler():
+    found = predictor()
+    found.compile(fail(RuntimeError("Triton Error [CUDA]: out of memory")), "graph", required=True)
+    assert found.compiled
 
 
-def test_an_error_after_a_compiled_step_worked_is_raised(monkeypatch):
-    calls = []
-
-    def fail_later(*batch):
-        calls.append(batch)
-        if len(calls) == 2:
-            raise RuntimeError("device-side assert triggered")
-        return torch.tensor(0.0)
-
-    monkeypatch.setattr(torch, "compile", lambda function, **options: fail_later)
-    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
-    loss.step()
-    with pytest.raises(RuntimeError, match="assert"):
-        loss.step()
+def test_seconds_of_compiling_are_told_from_those_of_steps():
+    found = predictor()
+    found.compile(lambda: None, "first")
+    assert [found.is_new(graph) for graph in ("first", "second", "second")] == [False, True, False]
+    assert not predictor(compiled=False).is_new("any")
 
 
-def test_each_graph_may_fail_at_its_first_use(monkeypatch):
-    """Validation was compiled, and worked; the graph of training does not."""
-    results = iter([torch.tensor(7.0), RuntimeError("no kernel for the backward pass")])
+def test_a_run_whose_compiler_fails_learns_without_it(tiny, tmp_path, monkeypatch):
+    """The gradients of the failed attempt are forgotten: the run has the bits of one that never tried."""
 
-    def next_result(*batch):
-        result = next(results)
-        if isinstance(result, Exception):
-            raise result
-        return result
+    def compiled(function, **options):
+        return lambda *batch: (function(*batch)[0].backward(), fail(RuntimeError("no kernel"))())
 
-    monkeypatch.setattr(torch, "compile", lambda function, **options: next_result)
-    loss = PlainLoss(torch.nn.Linear(1, 1), compiled=True)
-    assert [loss.step("validation").item(), loss.step("training").item()] == [7.0, 1.0]
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(Hardware, "compiling_pays", lambda self, seconds: True)
+    monkeypatch.setattr(Device, "compiler", lambda self: "/usr/bin/g++")
+    found = {}
+    for name in ("auto", "never"):
+        options = ["pretrain", *tiny.options("4step"), "--name", name, "--set", f"training.compile={name}"]
+        said = command(*options, cwd=tmp_path, cache=tiny.cache)
+        assert said.code == 0 and ("compiling failed (no kernel)" in said.out) == (name == "auto")
+        found[name] = json.loads((tmp_path / "runs" / name / "pretraining.json").read_text())["heldout_loss"]
+    assert found["auto"] == found["never"]
 
 
 @pytest.mark.parametrize("budget, compiled", [("3m", False), ("24h", True), ("1Mtok", False), ("9Gtok", True)])
@@ -138,15 +118,15 @@ def test_a_compiled_run_learns_the_same_and_resumes_without_its_compiler(tiny, t
     options = ["pretrain", *tiny.options("16step")]
     eager = command(*options, "--name", "eager", *more, "training.compile=never", cwd=tmp_path, cache=tiny.cache)
     assert eager.code == 0, eager.err
-    really, updates = Trainer.update, count(1)
+    really, updates = Learner.update, count(1)
 
-    def update(trainer, t):
-        really(trainer, t)
+    def update(learner, t):
+        really(learner, t)
         if next(updates) == 8:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Learner, "update", update)
         assert command(*options, "--name", "compiled", *more, cwd=tmp_path, cache=tiny.cache).code == 143
     monkeypatch.setattr(Device, "compiler", lambda self: None)
     said = command(*options, "--name", "compiled", *more, cwd=tmp_path, cache=tiny.cache)

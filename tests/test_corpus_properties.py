@@ -21,6 +21,7 @@ from cramming_nb.schedule import (
     mask_rate,
     micro_batch_for,
     row_length,
+    schedule_fraction,
 )
 from cramming_nb.tokenizer import NORMALIZERS, SEP, SPECIAL_TOKENS, TOKENIZERS, WordPieces, WordTable, train_tokenizer
 
@@ -183,6 +184,16 @@ def test_a_run_inside_a_longer_plan_sees_the_start_of_that_plan(t, name, horizon
     assert batch_rows(inside, t, 128) == batch_rows(plan, t, 128)
     assert mask_rate(inside, t, 0.25) == mask_rate(plan, t, 0.25)
     assert row_length(inside, t, 128) == row_length(plan, t, 128)
+
+
+@given(spent=fractions, later=fractions, first=fractions)
+@quick
+def test_schedules_run_from_the_first_step_to_the_end_of_the_budget(spent, later, first):
+    spent, later = sorted((spent, later))
+    assert 0 <= schedule_fraction(spent, first) <= schedule_fraction(later, first) <= 1
+    assert schedule_fraction(1.0, first) == 1
+    assert schedule_fraction(spent, 0.0) == spent  # where nothing came before the first step
+    assert first >= 1 or schedule_fraction(first, first) == 0
 
 
 @given(t=fractions, size=st.integers(1, 9000), start=st.integers(0, 9000), ramp=fractions, unit=st.integers(1, 9000))

@@ -14,7 +14,7 @@ from conftest import Killable, child, command
 from safetensors.torch import load_file
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from cramming_nb.training import read_log
+from cramming_nb.engine.hooks import read_log
 
 MORE = ["--set", "training.dtype=float32", "schedule.batch_size=20", "training.checkpoint_fraction=0.2"]
 

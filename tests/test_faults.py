@@ -24,10 +24,12 @@ from test_resume import flip, learned, newest, state
 import cramming_nb.app.run
 import cramming_nb.corpus
 import cramming_nb.engine.checkpoint
+import cramming_nb.training
 from cramming_nb.app.run import corpus_of, load_run
 from cramming_nb.engine.checkpoint import load_checkpoint
-from cramming_nb.engine.distributed import PeerLost
-from cramming_nb.training import Trainer, read_log
+from cramming_nb.engine.distributed import name_lost_peers
+from cramming_nb.engine.hooks import read_log
+from cramming_nb.training import Learner, Predictor
 
 STEPS, TOKENS = 24, 24 * 8 * 32  # of the whole run, which saves itself after each third step and logs each
 SET = ["training.dtype=float32", "training.checkpoint_fraction=0.1"]
@@ -45,16 +47,16 @@ class Scene:
         argv = [verb, self.recipe, "--source", "files:tiny.jsonl", "--budget", budget, "--name", "run"]
         return command(*argv, "--set", *SET, *more, cwd=self.home, cache=self.cache)
 
-    def before(self, method: str, calls, act):
-        """Let something happen right before some calls, counted from 1, of a method of `Trainer`."""
-        really, number = getattr(Trainer, method), count(1)
+    def before(self, method: str, calls, act, owner=Learner):
+        """Let something happen right before some calls, counted from 1, of a method."""
+        really, number = getattr(owner, method), count(1)
 
-        def wrapped(trainer, *args):
+        def wrapped(*args):
             if next(number) in calls:
-                act(trainer)
-            return really(trainer, *args)
+                act(args[0])
+            return really(*args)
 
-        self.patch.setattr(Trainer, method, wrapped)
+        self.patch.setattr(owner, method, wrapped)
 
     def corpus(self) -> Path:
         (folder,) = self.cache.glob("corpus-*")
@@ -314,7 +316,7 @@ def test_log_deleted_under_way(scene, undisturbed):
 def test_wall_clock_that_jumps_backwards(scene):
     """The run counts its own seconds: neither its end nor its bookings hear of the change."""
     really = time.time
-    scene.before("update", [5], lambda _: scene.patch.setattr(time, "time", lambda: really() - 20))
+    scene.before("update", [2], lambda _: scene.patch.setattr(time, "time", lambda: really() - 20))
     result = scene.run(budget="1s")
     assert result.code == 0 and time.time() < really() - 15
     found, told = scene.outcome(), [line["seconds"] for line in read_log(scene.folder / "log.jsonl")]
@@ -351,15 +353,15 @@ def test_gradient_that_is_not_finite_ends_the_run(scene):
 
 
 def memory_for(scene: Scene, rows: int, first: int = 1, looks: bool = False):
-    """From some call of `predict` on, there is memory for the gradients of so many rows, or for looks at so many too."""
-    really, number = Trainer.predict, count(1)
+    """From some prediction on, there is memory for the gradients of so many rows, or for looks at so many too."""
+    really, number = Predictor.__call__, count(1)
 
-    def predict(trainer, ids, *args):
-        if next(number) >= first and len(ids) > rows and (looks or torch.is_grad_enabled()):
+    def predict(predictor, batch, *args):
+        if next(number) >= first and len(batch[0]) > rows and (looks or torch.is_grad_enabled()):
             raise torch.OutOfMemoryError("out of memory")
-        return really(trainer, ids, *args)
+        return really(predictor, batch, *args)
 
-    scene.patch.setattr(Trainer, "predict", predict)
+    scene.patch.setattr(Predictor, "__call__", predict)
 
 
 MEMORY = {  # name: (micro-batch that is asked for, rows there is memory for, from which call on, what is logged)
@@ -401,11 +403,11 @@ def during_corpus(name: str):
 
 
 def during_probe(scene: Scene):
-    scene.before("predict", [2], terminate)
+    scene.before("__call__", [2], terminate, Predictor)
 
 
 def during_last_look(scene: Scene):
-    scene.before("heldout_loss", [6], terminate)
+    scene.before("heldout_loss", [6], terminate, cramming_nb.training)
 
 
 def during_last_save(scene: Scene):
@@ -541,7 +543,8 @@ def test_process_lost_while_gradients_are_added_up(scene, undisturbed):
     """The last moment of a step: its rows are read, its update has not happened, and nothing of it may be kept."""
 
     def lose(_):
-        raise PeerLost("connection closed by peer")
+        with name_lost_peers():
+            raise RuntimeError("connection closed by peer")
 
     with pytest.MonkeyPatch.context() as scene.patch:
         scene.before("update", [12], lose)

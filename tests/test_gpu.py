@@ -18,7 +18,6 @@ from cramming_nb.engine.checkpoint import Interrupted, load_checkpoint
 from cramming_nb.engine.hardware import (
     DEVICES,
     Device,
-    EnergyMeter,
     Hardware,
     Pace,
     datasheet_rate,
@@ -28,7 +27,7 @@ from cramming_nb.engine.hardware import (
 from cramming_nb.finetuning import FineTuner, evaluate
 from cramming_nb.objective import ObjectiveConfig, mask_rows
 from cramming_nb.recipes import change, load_recipe
-from cramming_nb.training import Trainer, choose_micro_batch, pretrain
+from cramming_nb.training import Gradients, Learner, choose_micro_batch, heldout_loss, pretrain
 
 there = torch.cuda.is_available()
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not there, reason="there is no GPU")])
@@ -53,19 +52,25 @@ def only_gpu(test):
 
 
 @pytest.fixture
-def make_trainer(tiny):
-    """A function that makes a trainer of the tiny recipe, with changes."""
+def make_learner(tiny):
+    """A function that makes a learner of the tiny recipe, with changes."""
 
-    def make(hardware: Hardware, changes: dict | None = None, compiled: bool = False, seed: int = 0) -> Trainer:
+    def make(hardware: Hardware, changes: dict | None = None, compiled: bool = False, seed: int = 0) -> Learner:
         r = change(load_recipe(str(tiny.recipe)), changes or {})
         corpus = get_corpus(f"files:{tiny.text}", r.corpus, tiny.cache, progress=False)
         parts = (r.architecture, r.objective, r.optimizer, r.schedule, r.training)
-        return Trainer(corpus, *parts, hardware, seed, compiled)
+        return Learner(corpus, *parts, hardware, seed, compiled)
 
     return make
 
 
 # Speed and the queue
+
+
+def wait(hardware: Hardware):
+    """Wait until the device has done all that is queued."""
+    if hardware.device.runs_ahead:
+        torch.cuda.synchronize()
 
 
 def test_the_matrix_rate_is_plausible(hardware):
@@ -103,12 +108,12 @@ def products(hardware: Hardware, number: int = 20, size: int = 0):
 def test_seconds_are_those_of_the_device(hardware):
     work, device = products(hardware, number=3), hardware.device
     work()
-    device.synchronize()
+    wait(hardware)
     ratios = []
     for _ in range(5):
         start = time.perf_counter()
         own = device.seconds(work, repeats=2)
-        device.synchronize()
+        wait(hardware)
         ratios.append(2 * own / (time.perf_counter() - start))
     assert 0.5 < sorted(ratios)[2] < 1.1
 
@@ -116,7 +121,7 @@ def test_seconds_are_those_of_the_device(hardware):
 def test_the_host_is_at_most_two_micro_batches_ahead(hardware):
     work, pace = products(hardware), Pace(hardware.device)
     work()
-    hardware.device.synchronize()
+    wait(hardware)
     events = []
     for _ in range(6):
         work()
@@ -133,24 +138,24 @@ def test_the_host_is_at_most_two_micro_batches_ahead(hardware):
 def test_a_queue_returns_before_the_work_is_done(on_gpu):
     work = products(on_gpu, number=200)
     work()
-    on_gpu.device.synchronize()
+    wait(on_gpu)
     start = time.perf_counter()
     work()
     queued = time.perf_counter() - start
-    on_gpu.device.synchronize()
+    wait(on_gpu)
     assert queued < 0.5 * (time.perf_counter() - start)
 
 
 @only_gpu
 def test_energy_is_counted_while_it_works(on_gpu):
-    meter = EnergyMeter(on_gpu.device)
+    before = on_gpu.device.joules()
+    if before is None:
+        pytest.skip("this driver, or the lack of nvidia-ml-py, tells no energy")
     start, work = time.perf_counter(), products(on_gpu)
     while time.perf_counter() - start < 2:
         work()
-        on_gpu.device.synchronize()
-    joules = meter.read()
-    if joules is None:
-        pytest.skip("this driver, or the lack of nvidia-ml-py, tells no energy")
+        wait(on_gpu)
+    joules = on_gpu.device.joules() - before
     assert 40 < joules / (time.perf_counter() - start) < 2000  # watts
 
 
@@ -173,62 +178,62 @@ def test_masks_are_the_same_bit_for_bit(hardware, exact):
     assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
 
 
-def take_steps(trainer: Trainer, number: int = 4) -> list[float]:
+def take_steps(learner: Learner, number: int = 4) -> list[float]:
     """Held-out losses after some optimizer steps."""
     losses, cursor = [], 0
     for _ in range(number):
-        rows = trainer.step_rows(0.5)
-        for _ in range(0, rows, trainer.micro_batch_size):
-            trainer.accumulate_gradients(*trainer.batch(cursor, trainer.micro_batch_size), 0.5)
-            cursor += trainer.micro_batch_size
-        trainer.update(0.5)
-        losses.append(trainer.heldout_loss())
+        size = learner.gradients.micro_batch_size
+        for _ in range(0, learner.schedule.batch_size(0.5, size), size):
+            learner.gradients.add(*learner.read.read(cursor, size), 0.5)
+            cursor += size
+        learner.update(0.5)
+        losses.append(heldout_loss(learner))
     return losses
 
 
 @pytest.mark.skipif(not Device().compiler(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", [slow_cpu, GPU])
-def test_a_compiled_step_is_the_eager_one(make_trainer, name):
+def test_a_compiled_step_is_the_eager_one(make_learner, name):
     hardware = Hardware.detect(device=DEVICES[name])
-    eager, compiled = (make_trainer(hardware, compiled=compiled) for compiled in (False, True))
+    eager, compiled = (make_learner(hardware, compiled=compiled) for compiled in (False, True))
     ours, theirs = take_steps(compiled), take_steps(eager)
-    assert compiled.model_loss.compiled  # it did not fall back
+    assert compiled.predictor.compiled  # it did not fall back
     assert ours == pytest.approx(theirs, abs=0.02)
     for a, b in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
         difference = (a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-3)
         assert difference < 0.05
 
 
-def test_a_step_is_that_of_the_cpu(make_trainer, hardware):
+def test_a_step_is_that_of_the_cpu(make_learner, hardware):
     exact = [replace(h, dtype=torch.float32) for h in (Hardware.detect(device=DEVICES["cpu"]), hardware)]
-    here, there = (take_steps(make_trainer(h)) for h in exact)
+    here, there = (take_steps(make_learner(h)) for h in exact)
     assert there == pytest.approx(here, abs=5e-3)  # a GPU's float32 products have ten binary digits
 
 
-def test_fused_attention_is_the_explicit_one(make_trainer, hardware):
+def test_fused_attention_is_the_explicit_one(make_learner, hardware):
     losses = []
     for attention in ("explicit", "sdpa"):
         exact = replace(hardware, dtype=torch.float32, attention=attention)
-        losses.append(take_steps(make_trainer(exact), 2))
+        losses.append(take_steps(make_learner(exact), 2))
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)
 
 
-def test_a_run_that_was_killed_goes_on_as_if_it_were_not(make_trainer, hardware, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_goes_on_as_if_it_were_not(make_learner, hardware, tmp_path, monkeypatch):
     def run(name: str) -> tuple[dict, dict]:
-        trainer = make_trainer(hardware, {"training.checkpoint_fraction": 1.0})
-        found = pretrain(trainer, Budget.parse("16step"), tmp_path / name, progress=False)
+        learner = make_learner(hardware, {"training.checkpoint_fraction": 1.0})
+        found = pretrain(learner, Budget.parse("16step"), tmp_path / name, progress=False)
         return found, load_checkpoint(tmp_path / name / "checkpoints")[0]
 
     whole, tensors = run("whole")
-    really, updates = Trainer.update, count(1)
+    really, updates = Learner.update, count(1)
 
-    def update(trainer, t):
-        really(trainer, t)
+    def update(learner, t):
+        really(learner, t)
         if next(updates) == 8:
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Learner, "update", update)
         run("killed")
     killed, others = run("killed")
     assert killed["spent"]["steps"] == whole["spent"]["steps"] == 16
@@ -264,7 +269,7 @@ def test_free_memory_counts_what_is_cached(on_gpu):
     assert device.free_memory() == pytest.approx(before, rel=0.05)  # cached, and free all the same
 
 
-def test_the_micro_batch_fits_into_what_others_leave(make_trainer, hardware):
+def test_the_micro_batch_fits_into_what_others_leave(make_learner, hardware):
     device, ballast = hardware.device, []
     device.release_memory()
     free = device.free_memory()
@@ -279,45 +284,46 @@ def test_the_micro_batch_fits_into_what_others_leave(make_trainer, hardware):
         "training.micro_batch_size": 0,
     }
     small = wide | {"architecture.hidden_size": 32, "architecture.num_layers": 1, "schedule.batch_size": 64}
-    trainer = make_trainer(hardware, small if free is None else wide)
-    choose_micro_batch(trainer)
-    rows = trainer.micro_batch_size
+    learner = make_learner(hardware, small if free is None else wide)
+    choose_micro_batch(learner)
+    rows = learner.gradients.micro_batch_size
     assert 1 <= rows <= device.first_rows
-    losses = take_steps(trainer, 2)
-    assert trainer.micro_batch_size == rows  # memory did not run out in the steps either
+    losses = take_steps(learner, 2)
+    assert learner.gradients.micro_batch_size == rows  # memory did not run out in the steps either
     assert losses[0] == losses[0]
     del ballast
 
 
-def test_memory_that_runs_out_halves_the_micro_batch(make_trainer, hardware, monkeypatch):
-    trainer = make_trainer(hardware, {"schedule.batch_size": 64, "training.micro_batch_size": 64})
-    really = Trainer.forward_backward
+def test_memory_that_runs_out_halves_the_micro_batch(make_learner, hardware, monkeypatch):
+    learner = make_learner(hardware, {"schedule.batch_size": 64, "training.micro_batch_size": 64})
+    really = Gradients.forward_backward
 
-    def forward_backward(self, ids, *rest):
-        if len(ids) > 16:
+    def forward_backward(self, batch, t):
+        if len(batch[0]) > 16:
             return torch.empty(1 << 50, dtype=torch.uint8, device=hardware.kind)
-        return really(self, ids, *rest)
+        return really(self, batch, t)
 
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
-    trainer.accumulate_gradients(*trainer.batch(0, 64), 0.5)
-    trainer.update(0.5)
-    assert trainer.micro_batch_size == 16 and trainer.rows_asked == 64
+    monkeypatch.setattr(Gradients, "forward_backward", forward_backward)
+    gradients = learner.gradients
+    gradients.add(*learner.read.read(0, 64), 0.5)
+    learner.update(0.5)
+    assert gradients.micro_batch_size == 16 and gradients.rows_asked == 64
 
 
 # Fine-tuning
 
 
 @only_gpu
-def test_recorded_steps_are_the_plain_ones(make_trainer, on_gpu, monkeypatch):
-    trainer = make_trainer(on_gpu)
-    task = probe_tasks(list(trainer.corpus.probe_documents()), train=90, dev=16)["overlap"]
-    arch = replace(trainer.architecture, dropout=0.0)
+def test_recorded_steps_are_the_plain_ones(make_learner, on_gpu, monkeypatch):
+    learner = make_learner(on_gpu)
+    task = probe_tasks(list(learner.corpus.probe_documents()), train=90, dev=16)["overlap"]
+    arch = replace(learner.schedule.architecture, dropout=0.0)
     protocol = replace(load_recipe("pocket").protocol, epochs=8, max_length=64)
     weights, numbers = {}, {}
     for recorded in (True, False):
         if not recorded:
             monkeypatch.setattr(type(on_gpu.device), "recorder", lambda device: None)
-        tuner = FineTuner(arch, None, trainer.corpus.tokenizer, task, protocol, 0, on_gpu)
+        tuner = FineTuner(arch, None, learner.corpus.tokenizer, task, protocol, 0, on_gpu)
         before = tuner.encoder_weights()
         tuner.train()
         weights[recorded] = tuner.encoder_weights()
@@ -343,10 +349,10 @@ def test_a_recording_draws_new_random_numbers_each_time(on_gpu):
     assert all(0.45 < float((some == 0).float().mean()) < 0.55 for some in kept)
 
 
-def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_trainer, hardware, tmp_path, monkeypatch):
-    trainer = make_trainer(hardware)
-    pretrain(trainer, Budget.parse("4step"), tmp_path / "run", progress=False)
-    corpus = trainer.corpus
+def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_learner, hardware, tmp_path, monkeypatch):
+    learner = make_learner(hardware)
+    pretrain(learner, Budget.parse("4step"), tmp_path / "run", progress=False)
+    corpus = learner.corpus
     probes = probe_tasks(list(corpus.probe_documents()), train=48, dev=16)
     tasks = {name: probes[name] for name in ("order", "overlap")}
     protocol = load_recipe("pocket").protocol
@@ -356,7 +362,7 @@ def test_several_fine_tunings_at_a_time_score_as_one_after_the_other(make_traine
         monkeypatch.setattr(type(hardware.device), "finetune_jobs", number)
         results = evaluate(
             tasks,
-            trainer.architecture,
+            learner.schedule.architecture,
             tmp_path / "run" / "checkpoints",
             str(corpus.folder / "tokenizer.json"),
             protocol,

@@ -19,10 +19,10 @@ from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import Busy, acquire, lock
 from cramming_nb.engine.hardware import Device, Hardware
+from cramming_nb.engine.hooks import read_log
 from cramming_nb.finetuning import plan_workers
 from cramming_nb.lab import experiments
 from cramming_nb.lab.experiments import Entry, plan_runs, read_list
-from cramming_nb.training import read_log
 
 # Processes are forked from a server that has loaded torch.
 FORKED = SimpleNamespace(get_context=lambda method: Killable.server)

@@ -7,50 +7,50 @@ from statistics import median
 import pytest
 from conftest import Killable, command
 
-from cramming_nb import training
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus
-from cramming_nb.engine import hardware
+from cramming_nb.engine import hardware, hooks
 from cramming_nb.engine.hardware import Hardware
+from cramming_nb.engine.hooks import read_log
 from cramming_nb.recipes import RECIPES, load_recipe
-from cramming_nb.training import Trainer, pretrain, read_log
+from cramming_nb.training import Learner, pretrain
 
 pytestmark = pytest.mark.slow
 STEPS, ROWS = 300, 32
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny):
-    """Makes trainers of the size of `pocket` on the tiny text."""
+def learner(tiny):
+    """Makes learners of the size of `pocket` on the tiny text."""
     assert command("data", "build", *tiny.options()[:3], cache=tiny.cache).code == 0
     corpus, arch = Corpus(next(tiny.cache.glob("corpus-*"))), RECIPES["pocket"].architecture
     r = load_recipe(str(tiny.recipe))
     arch = replace(arch, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
     schedule = replace(r.schedule, batch_size=ROWS)
     training = replace(r.training, micro_batch_size=ROWS, validations=1, checkpoint_fraction=0.25)
-    return lambda: Trainer(corpus, arch, r.objective, r.optimizer, schedule, training, Hardware.detect())
+    return lambda: Learner(corpus, arch, r.objective, r.optimizer, schedule, training, Hardware.detect())
 
 
 @pytest.fixture(autouse=True)
 def in_full(monkeypatch):
     """Measure the matrix rate for as long as users wait for it: here it is part of what is timed."""
-    monkeypatch.setattr(training, "matrix_rate", hardware.matrix_rate)
+    monkeypatch.setattr(hooks, "matrix_rate", hardware.matrix_rate)
 
 
-def bare(trainer: Trainer) -> float:
+def bare(learner: Learner) -> float:
     """Seconds of the steps alone."""
     begun = time.perf_counter()
     for step in range(STEPS):
-        trainer.accumulate_gradients(*trainer.corpus.batch(ROWS * step, ROWS, 0), 0.5)
-        trainer.update(0.5)
+        learner.gradients.add(*learner.corpus.batch(ROWS * step, ROWS, 0), 0.5)
+        learner.update(0.5)
     return time.perf_counter() - begun
 
 
-def test_loop_log_and_checkpoints_cost_under_three_percent(trainer, tmp_path):
+def test_loop_log_and_checkpoints_cost_under_three_percent(learner, tmp_path):
     ratios = []
     for number in range(5):
-        alone = bare(trainer())
-        run = pretrain(trainer(), Budget.parse(f"{STEPS}step"), tmp_path / str(number), progress=False)
+        alone = bare(learner())
+        run = pretrain(learner(), Budget.parse(f"{STEPS}step"), tmp_path / str(number), progress=False)
         ratios.append((run["spent"]["seconds"] - run["shares"]["validation"]) / alone)
     assert median(ratios) < 1.03, ratios
 

@@ -19,8 +19,8 @@ from cramming_nb.app.records import RunRecord
 from cramming_nb.engine import hardware
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import Device
+from cramming_nb.engine.hooks import read_log
 from cramming_nb.lab import bench
-from cramming_nb.training import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = ("datasets", "tyro", "pynvml")  # what such a machine may lack

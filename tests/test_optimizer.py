@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cramming_nb.architecture import Architecture, MaskedLM
 from cramming_nb.engine.checkpoint import load_checkpoint, save_checkpoint
 from cramming_nb.engine.hardware import Device
 from cramming_nb.optimizer import (
@@ -60,7 +61,16 @@ def learn(model, optimizer, steps, micro_batches=2):
 
 def has_state(optimizer) -> bool:
     """Whether torch's optimizers keep something already, as they do after the first step."""
-    return any(inner.state for inner in optimizer.inner.optimizers)
+    return any(kept for inner in optimizer.optimizers for kept in inner.state.values())
+
+
+def copied(optimizer) -> dict[str, torch.Tensor]:
+    """All that it would save, as it is now."""
+    return {name: tensor.clone() for name, tensor in optimizer.state_dict().items()}
+
+
+def same_bits(ours, theirs) -> bool:
+    return set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def by_hand(kind, w, gradients, decay, betas, eps):
@@ -101,17 +111,53 @@ def test_steps_are_those_of_the_equations(kind, clip):
         assert torch.allclose(w, expected, rtol=1e-4, atol=1e-6), name
 
 
-def test_bert_adam_leaves_weights_as_they_were_after_an_overflow():
+CONFIGS = {
+    f"{name}, {average}": OptimizerConfig(name, average=average, average_steps=3)
+    for name in OPTIMIZERS
+    for average in AVERAGES
+}
+CONFIGS["cautious"] = OptimizerConfig(cautious=True, weight_decay=0.1)
+
+
+def overflow(optimizer, value=math.inf):
+    """A step whose gradient is not finite."""
+    optimizer.flat_grads.fill_(1.0)
+    optimizer.grads[-1][0] = value
+    return optimizer.step(LR, 1.0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_that_overflows_leaves_everything_as_it_was(name):
+    """Weights, means, counts of steps, averages, and the weights that schedule-free trains and evaluates."""
+    model, twin = build(), build()
+    optimizer, undisturbed = Optimizer(model, CONFIGS[name]), Optimizer(twin, CONFIGS[name])
+    assert not overflow(optimizer).isfinite()  # the very first step
+    for steps in (range(3), range(3, 6)):
+        learn(model, optimizer, steps)
+        learn(twin, undisturbed, steps)
+        before, shown = copied(optimizer), [w.clone() for w in optimizer.weights]
+        for value in (math.inf, math.nan):
+            assert not overflow(optimizer, value).isfinite() and not optimizer.has_gradients
+        after = copied(optimizer)
+        assert after.pop("skipped") == before.pop("skipped") + 2
+        assert same_bits(before, after)
+        assert all(torch.equal(a, b) for a, b in zip(shown, optimizer.weights, strict=True))
+    found, expected = copied(optimizer), copied(undisturbed)
+    assert (found.pop("skipped"), expected.pop("skipped")) == (5, 0)
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam_l2"])
+def test_fused_optimizers_skip_on_the_device(name, monkeypatch):
+    """Nobody asks whether the norm was finite, since a GPU would have to be waited for."""
     model = build()
-    optimizer = Optimizer(model, OptimizerConfig("bert_adam"))
+    optimizer = Optimizer(model, OptimizerConfig(name))
     learn(model, optimizer, range(2))
-    before = [w.clone() for w in optimizer.masters]
-    optimizer.flat_grads.fill_(math.inf)
-    optimizer.step(LR)
-    assert optimizer.skipped == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, optimizer.masters, strict=True))
-    learn(model, optimizer, range(2, 4))
-    assert all(w.isfinite().all() for w in optimizer.masters)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a flag was read"))
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a number was read"))
+    overflow(optimizer)
+    monkeypatch.undo()
+    assert optimizer.skipped == 1 and all(w.isfinite().all() for w in optimizer.masters)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -143,44 +189,38 @@ def test_views_are_aligned_and_do_not_overlap():
     assert flat.sum() == sum(number * t.numel() for number, t in enumerate(tensors, 1))
 
 
-CONFIGS = {name: OptimizerConfig(name) for name in OPTIMIZERS}
-for name in AVERAGES:
-    if name != "none":
-        CONFIGS[name] = OptimizerConfig(average=name, average_steps=3)
-CONFIGS["muon with an average"] = OptimizerConfig("muon", average="lawa", average_steps=2)
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_state_goes_through_a_file(name, tmp_path):
+def test_a_state_goes_through_a_file(name, dtype, tmp_path):
     config = CONFIGS[name]
-    model, other = build(dtype=torch.bfloat16), build(seed=1, dtype=torch.bfloat16)
+    model, other = build(dtype=dtype), build(seed=1, dtype=dtype)
     optimizer, resumed = Optimizer(model, config), Optimizer(other, config)
     assert not has_state(optimizer)
-    learn(model, optimizer, range(4))
+    learn(model, optimizer, range(12))  # beyond SOAP's first renewal of its matrices
     assert has_state(optimizer) and not optimizer.has_gradients
-    save_checkpoint(tmp_path, 4, optimizer.state_dict(), {})
+    save_checkpoint(tmp_path, 12, optimizer.state_dict(), {})
     saved, _ = load_checkpoint(tmp_path)
-    weights = {key for key in saved if key.endswith(".encoder.up.weight")}
-    assert "master.encoder.up.weight" in weights
-    assert len(weights) > 1  # what the optimizers keep for a weight has its name
+    kinds = {key.removesuffix(".encoder.up.weight") for key in saved if key.endswith(".encoder.up.weight")}
+    assert "master" in kinds and len(kinds) > 1  # what the optimizers keep for a weight has its name
+    assert ("average" in kinds) == (config.average != "none" or config.name == "schedule_free")
     resumed.load_state_dict(saved)
-    assert has_state(resumed) and not resumed.has_gradients
-    learn(model, optimizer, range(5, 8))
-    learn(other, resumed, range(5, 8))
-    ours, theirs = optimizer.state_dict(), resumed.state_dict()
-    assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert has_state(resumed) and same_bits(copied(optimizer), copied(resumed))
+    learn(model, optimizer, range(13, 26))
+    learn(other, resumed, range(13, 26))
+    assert same_bits(copied(optimizer), copied(resumed))
     with optimizer.evaluation():
         found = [w.clone() for w in optimizer.weights]
-    expected = evaluation_weights(theirs)
-    for name, weight in zip(optimizer.names, found, strict=True):
+    expected = evaluation_weights(resumed.state_dict())
+    for name, weight in zip(optimizer.named, found, strict=True):
         assert torch.equal(weight, expected[name].to(weight.dtype))
 
 
-def test_loading_forgets_what_was_there():
-    """The means of the optimizer, and the gradients of a step that was not finished."""
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loading_forgets_what_was_there(name):
+    """The means of the optimizer, its average, and the gradients of a step that was not finished."""
     model = build()
-    optimizer = Optimizer(model, OptimizerConfig())
-    fresh = {name: t.clone() for name, t in optimizer.state_dict().items()}
+    optimizer = Optimizer(model, CONFIGS[name])
+    fresh = copied(optimizer)
     learn(model, optimizer, range(3))
     optimizer.backward(model(torch.ones(2, 3)).square().sum())
     optimizer.accumulate()
@@ -188,10 +228,10 @@ def test_loading_forgets_what_was_there():
     optimizer.load_state_dict(fresh)
     assert not has_state(optimizer) and not optimizer.has_gradients
     again = build()
-    other = Optimizer(again, OptimizerConfig())
+    other = Optimizer(again, CONFIGS[name])
     learn(model, optimizer, range(2))
     learn(again, other, range(2))
-    assert all(torch.equal(a, b) for a, b in zip(optimizer.masters, other.masters, strict=True))
+    assert same_bits(copied(optimizer), copied(other))
 
 
 @pytest.mark.parametrize(
@@ -223,17 +263,23 @@ def test_a_loss_scale_that_fell_to_one_is_kept():
     assert resumed.loss_scale.value == 1
 
 
+def muon(shape, fast, monkeypatch) -> Muon:
+    """One for a single matrix of ones, on a device that is fast in a number format."""
+    monkeypatch.setattr(Device, "fast_dtype", lambda self: fast)
+    return Muon({"matrix": nn.Parameter(torch.ones(shape))}, lr=0.1, weight_decay=0.1)
+
+
 @pytest.mark.parametrize("shape", [(48, 80), (80, 48), (32, 32)], ids=str)
-def test_muon_is_that_of_torch(shape):
+def test_muon_is_that_of_torch(shape, monkeypatch):
     """To the bit where it multiplies in bfloat16, as torch always does; float32 is close to it."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(shape, generator=generator)
-    ours, exact, theirs = (torch.nn.Parameter(start.clone()) for _ in range(3))
+    twin = nn.Parameter(torch.ones(shape))
     optimizers = [
-        Muon([ours], lr=0.1, weight_decay=0.1),
-        Muon([exact], lr=0.1, weight_decay=0.1, multiply_in="float32"),
-        torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        muon(shape, torch.bfloat16, monkeypatch),
+        muon(shape, torch.float32, monkeypatch),
+        torch.optim.Muon([twin], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
     ]
+    ours, exact, theirs = (optimizer.param_groups[0]["params"][0] for optimizer in optimizers)
     for _ in range(4):
         gradient = torch.randn(shape, generator=generator)
         for weight, optimizer in zip((ours, exact, theirs), optimizers, strict=True):
@@ -246,18 +292,32 @@ def test_muon_is_that_of_torch(shape):
 
 @pytest.mark.parametrize("fast", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_muon_multiplies_in_bfloat16_only_where_that_is_fast(fast, monkeypatch):
-    monkeypatch.setattr(Device, "fast_dtype", lambda self: fast)
-    optimizer = Optimizer(build(), OptimizerConfig("muon"))
-    group = optimizer.inner.optimizers[0].param_groups[0]
-    assert group["multiply_in"] == ("bfloat16" if fast is torch.bfloat16 else "float32")
+    expected = torch.bfloat16 if fast is torch.bfloat16 else torch.float32
+    assert muon((4, 4), fast, monkeypatch).dtype is expected
 
 
-def test_a_run_goes_on_in_the_format_it_began_with(monkeypatch):
-    """Its checkpoint says which."""
-    monkeypatch.setattr(Device, "fast_dtype", lambda self: torch.float32)
-    begun = Optimizer(build(), OptimizerConfig("muon"))
-    state = begun.state_dict()
-    monkeypatch.setattr(Device, "fast_dtype", lambda self: torch.bfloat16)
-    resumed = Optimizer(build(), OptimizerConfig("muon"))
-    resumed.load_state_dict(state)
-    assert resumed.inner.optimizers[0].param_groups[0]["multiply_in"] == "float32"
+@pytest.mark.parametrize(
+    "activation, halves, compensation", [("gelu_glu", 2, False), ("gelu_glu", 2, True), ("gelu", 1, False)]
+)
+def test_muon_takes_each_matrix_of_a_block_by_itself(activation, halves, compensation):
+    """A fused weight moves as its matrices would alone."""
+    sizes = {"hidden_size": 24, "num_layers": 2, "num_heads": 2, "ffn_size": 48}
+    arch = Architecture(64, **sizes, activation=activation, gate_compensation=compensation)
+    torch.manual_seed(0)
+    optimizer = Optimizer(MaskedLM(arch), OptimizerConfig("muon", clip=0.0))
+    own = optimizer.optimizers[0]
+    hidden = optimizer.groups["hidden"]
+    kinds = {"qkv": 3, "out": 1, "up": halves, "down": 1}
+    assert {name.split(".")[-2]: own.parts[weight] for name, weight in hidden.items()} == kinds
+    optimizer.flat_grads.normal_()
+    alone = {}
+    for name, weight in hidden.items():
+        pieces = []
+        for part, grad in zip(weight.chunk(own.parts[weight]), weight.grad.chunk(own.parts[weight]), strict=True):
+            piece = nn.Parameter(part.detach().clone())
+            piece.grad = grad.clone()
+            Muon({"matrix": piece}, LR, 0.01).step()
+            pieces.append(piece)
+        alone[name] = torch.cat([p.detach() for p in pieces])
+    optimizer.step(LR)
+    assert all(torch.equal(weight, alone[name]) for name, weight in hidden.items())

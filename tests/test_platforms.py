@@ -31,6 +31,19 @@ def test_unix_is_not_refused(platform):
 
 
 @pytest.mark.parametrize(
+    "own, spins",
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_that_wait_soon_sleep_unless_the_user_says_how_they_wait(own, spins):
+    """Set by the import of the package, which comes before torch."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environ = {name: value for name, value in os.environ.items() if name not in names} | own
+    code = "import os, sys, cramming_nb; print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.stdout == f"False {spins}\n"
+
+
+@pytest.mark.parametrize(
     "card, capability, dtype",
     [
         ("GTX 1080 Ti", (6, 1), torch.float32),

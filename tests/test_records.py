@@ -13,12 +13,12 @@ from cramming_nb.app.records import (
     RunRecord,
     differences,
     plain,
+    read_record,
     record_key,
     report,
     score_differences,
     scores,
     sections,
-    validate,
 )
 from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import NINE
@@ -50,7 +50,7 @@ def measured(data: dict, **found) -> RunRecord:
     """The record with other values in `pretraining`, as of a run with several processes."""
     other = copy.deepcopy(data)
     other["pretraining"].update(found)
-    return validate(other)
+    return read_record(other)
 
 
 def cells(record: RunRecord) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_the_machine_of_a_report_has_driver_and_power_limit(data):
     other = copy.deepcopy(data)
     facts = dict(driver="580.1", cuda="13.0", triton="3.7.1", power_limit=350.0, devices=8)
     other["environment"] |= facts
-    text = report(validate(other), markdown=True)
+    text = report(read_record(other), markdown=True)
     for name in ("driver", "power_limit", "devices"):
         assert f"| {name} | {facts[name]} |" in text
 
@@ -139,7 +139,7 @@ def test_wrong_record_is_refused(wrong, data):
     change, word = wrong
     change(data)
     with pytest.raises(UserError, match=word) as error:
-        validate(data, "some.json")
+        read_record(data, "some.json")
     assert str(error.value).startswith("some.json: ") and "\n" not in str(error.value)
 
 
@@ -185,7 +185,7 @@ def test_key_stays_with_what_does_not(change, data):
     other = copy.deepcopy(data)
     change(other)
     assert key(other) == key(data)
-    assert validate(other).key == data["key"]
+    assert read_record(other).key == data["key"]
 
 
 def other(data: dict) -> RunRecord:
@@ -196,7 +196,7 @@ def other(data: dict) -> RunRecord:
     changed["key"] = key(changed)
     for result in changed["results"]:
         result["scores"] = {column: score + 0.05 for column, score in result["scores"].items()}
-    return validate(changed)
+    return read_record(changed)
 
 
 def test_report_of_two_says_what_differs_and_by_how_much(data):
@@ -225,7 +225,7 @@ def glue(data: dict, columns: tuple) -> RunRecord:
         for init, score in (("random", 0.3), ("pretrained", 0.6)):
             result = dict(task=column, init=init, seed=0, scores={column: score})
             results.append(result | dict(intervals={column: [score - 0.1, score + 0.1]}))
-    return replace(validate(data), results=results)
+    return replace(read_record(data), results=results)
 
 
 def test_papers_rows_stand_beside_glue_only(data):
@@ -246,7 +246,7 @@ def test_papers_rows_stand_beside_glue_only(data):
 
 def test_numbers_of_the_page_are_those_of_the_markdown(data):
     """One way of drawing: each row of each table is in both."""
-    page, text = report(validate(data)), report(validate(data), markdown=True)
+    page, text = report(read_record(data)), report(read_record(data), markdown=True)
     rows = re.findall(r"<tr>((?:<td[^>]*>.*?</td>)+)</tr>", page)
     assert len(rows) > 20
     for row in rows:

@@ -9,15 +9,22 @@ import stat
 import time
 from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 import torch
 from conftest import Killable, command, contents, hidden
 from safetensors.torch import load_file
 
-from cramming_nb.engine.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint, watch_signals
-from cramming_nb.training import Trainer, read_log
+from cramming_nb.engine.checkpoint import (
+    CheckpointWriter,
+    collect_signals,
+    load_checkpoint,
+    save_checkpoint,
+    watch_signals,
+)
+from cramming_nb.engine.hooks import read_log
+from cramming_nb.training import Learner
 
 TOKENS = 20_000
 BUDGET = f"{TOKENS}tok"
@@ -123,15 +130,15 @@ def whole(tiny, short, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def halfway(tiny, short, tmp_path_factory) -> Path:
     """The short run stopped halfway, with two checkpoints."""
-    home, really, updates = tmp_path_factory.mktemp("halfway"), Trainer.update, count(1)
+    home, really, updates = tmp_path_factory.mktemp("halfway"), Learner.update, count(1)
 
-    def update(trainer, t):
-        really(trainer, t)
+    def update(learner, t):
+        really(learner, t)
         if next(updates) == 16:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Learner, "update", update)
         assert command(*short, cwd=home, cache=tiny.cache).code == 143
     assert len(list(home.glob("runs/run/checkpoints/step-*"))) == 2
     return home
@@ -156,6 +163,30 @@ def test_second_signal_leaves_at_once():
         signal.raise_signal(signal.SIGINT)
         caught.append("not reached")
     assert caught == [signal.SIGINT]
+
+
+def test_signals_are_collected_until_the_stack_is_closed():
+    before, caught = signal.getsignal(signal.SIGTERM), []
+    handlers = collect_signals(caught)
+    signal.raise_signal(signal.SIGTERM)
+    assert caught == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is before  # a second one ends the process
+    handlers = collect_signals(caught)
+    assert signal.getsignal(signal.SIGTERM) is not before
+    handlers.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_outside_the_main_thread_no_handler_is_changed():
+    before, found = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with collect_signals([]):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]
 
 
 def test_what_is_ignored_stays_ignored():

@@ -14,8 +14,8 @@ from conftest import command, contents, hidden, lines, write_jsonl
 
 from cramming_nb.app.records import RunRecord, report
 from cramming_nb.app.run import load_run, provenance_of
+from cramming_nb.engine.hooks import read_log
 from cramming_nb.recipes import change
-from cramming_nb.training import read_log
 
 FILES = ["recipe.yaml", "tokenizer.json", "provenance.json", "log.jsonl", "record.json", "report.html", "report.md"]
 PROBES = {"order", "source", "adjacent", "relation", "overlap"}

@@ -8,9 +8,9 @@ __all__ = ['KEPT', 'Run', 'run_name', 'load_run', 'has_started', 'locked', 'dev_
            'whole_sentence', 'masked_samples', 'finish', 'scores_of', 'summary', 'execute']
 
 # %% ../../nbs/app/run.ipynb #493366d2
-import json, re
+import json, math, re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,9 +32,8 @@ from ..recipes import Recipe, diff, load_recipe
 from .records import RunRecord, environment, plan_line, record_key, report
 from .scores import ScoreTable
 from ..engine.files import file_checksum
-from cramming_nb.training import (
-    Trainer, estimated_seconds, missed_snapshots, pretrain, should_compile,
-)
+from ..engine.hooks import missed_snapshots
+from ..training import Learner, TrainingConfig, pretrain
 
 # %% ../../nbs/app/run.ipynb #d63c2678
 @dataclass(frozen=True)
@@ -229,6 +228,29 @@ def tokenizer_of(run: Run) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     return corpus_trained_on(run).tokenizer
 
+# %% ../../nbs/app/run.ipynb #c0mp1le2
+def estimated_seconds(budget: Budget, token_flops: float, tokens_per_step: int,
+                      rate: Callable[[], float]) -> float:
+    "Seconds that a budget will take; `rate` measures the FLOP/s of all devices, if that is needed."
+    if budget.unit == "seconds":
+        return math.inf if budget.rate else budget.amount
+    tokens = budget.amount * (tokens_per_step if budget.unit == "steps" else 1)
+    flops = budget.amount if budget.unit == "flops" else tokens * token_flops
+    return flops / (0.5 * rate())
+
+def should_compile(config: TrainingConfig, hardware: Hardware, seconds: float) -> bool:
+    "Whether a run of so many seconds is compiled; says why not if only a compiler is missing."
+    if config.compile == "never":
+        return False
+    if not hardware.can_compile():
+        missing = f"torch.compile needs a {'C' if hardware.device.runs_ahead else 'C++'} compiler"
+        if config.compile == "always":
+            raise UserError(f"training.compile=always: {missing}; install gcc and g++")
+        if hardware.compiling_pays(seconds):
+            tqdm.write(f"{missing}, such as gcc and g++; training goes on without it")
+        return False
+    return config.compile == "always" or hardware.compiling_pays(seconds)
+
 # %% ../../nbs/app/run.ipynb #65702bde
 def hardware_of(run: Run) -> Hardware:
     "This machine, with the number format of the run's recipe."
@@ -253,9 +275,9 @@ def pretrain_run(run: Run, corpus: Corpus) -> dict:
     slowest = run.group.largest(seconds)[0]  # all processes must agree on whether to compile
     compiled = should_compile(recipe.training, hardware, slowest)
 
-    trainer = Trainer(corpus, recipe.architecture, recipe.objective, recipe.optimizer,
+    learner = Learner(corpus, recipe.architecture, recipe.objective, recipe.optimizer,
                       recipe.schedule, recipe.training, hardware, run.seed, compiled, run.group)
-    outcome = pretrain(trainer, budget, run.folder, progress=run.progress,
+    outcome = pretrain(learner, budget, run.folder, progress=run.progress,
                        snapshots=run.snapshots, tensorboard=run.tensorboard)
     outcome["unigram_entropy"] = corpus.manifest["unigram_entropy"]
     outcome["environment"] = environment(hardware)

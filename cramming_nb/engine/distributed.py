@@ -34,7 +34,8 @@ def name_lost_peers() -> Iterator[None]:
     except RuntimeError as error:
         if PEER_LOST.search(str(error)) and not is_out_of_memory(error):
             reason = str(error).strip().split("\n")[0][:120]
-            raise PeerLost(f"another process of this job has ended ({reason})") from error
+            raise PeerLost(f"another process of this job has ended ({reason}); what was saved is "
+                           "kept, and the same command goes on from there") from error
         raise
 
 # %% ../../nbs/engine/distributed.ipynb #4287c744
@@ -75,16 +76,17 @@ class ProcessGroup:
 
     def largest(self, *values: float) -> list[float]:
         "The largest of each of some `values` over all processes."
-        if self.size == 1:
-            return list(values)
-        numbers = torch.tensor(values, dtype=torch.float64)
-        return self.all_reduce(numbers, dist.ReduceOp.MAX).tolist()
+        return self.combine(values, dist.ReduceOp.MAX)
 
     def total(self, *values: float) -> list[float]:
         "The sum of each of some `values` over all processes."
+        return self.combine(values, dist.ReduceOp.SUM)
+
+    def combine(self, values: tuple[float, ...], op: dist.ReduceOp) -> list[float]:
+        "Each of some `values` by `op` over all processes."
         if self.size == 1:
             return list(values)
-        return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
+        return self.all_reduce(torch.tensor(values, dtype=torch.float64), op).tolist()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         "A tensor [...] of main memory from each process, in the order of their ranks."
@@ -122,15 +124,17 @@ def synchronize(group: ProcessGroup,
                 seconds: float,          # on the clock of this process
                 signum: int,             # number of a signal that this process received, or 0
                 micro_batch_size: int,   # sequences that this process computes at a time
-                ) -> tuple[float, int, int]:
-    """Agree across processes on the elapsed time, a pending signal and the micro-batch size.
+                stopped: bool = False,   # whether a hook of this process stopped the run
+                ) -> tuple[float, int, int, bool]:
+    """Agree across processes on time, signals, the micro-batch size, and whether a hook stops.
 
-    Returns the seconds of process 0, the signal of any process, and the smallest micro-batch size.
+    Returns the seconds of process 0, the signal of any process, the smallest micro-batch size, and
+    whether any process stops the run.
     """
     if group.rank:
         seconds = 0.0
-    agreed = group.largest(seconds, signum, -micro_batch_size)
-    return agreed[0], int(agreed[1]), -int(agreed[2])
+    agreed = group.largest(seconds, signum, -micro_batch_size, stopped)
+    return agreed[0], int(agreed[1]), -int(agreed[2]), bool(agreed[3])
 
 # %% ../../nbs/engine/distributed.ipynb #21e4bfb3
 def exchange_gradients(group: ProcessGroup, gradients: Tensor,

@@ -37,7 +37,7 @@ from ..schedule import ScheduleConfig
 from ..engine.files import check_not_in_worker
 from ..engine.jobs import Local, usable_cores
 from ..tokenizer import SEP, paper_normalizer, wordpiece
-from ..training import Trainer, TrainingConfig
+from ..training import Learner, TrainingConfig
 
 # %% ../../nbs/lab/bench.ipynb #976fa5bc
 def interleave(
@@ -223,17 +223,18 @@ def recipe_steps(
     arch = recipe.architecture
     ids = random_ids(replace(arch, max_length=recipe.corpus.seq_length), largest)
     numbers, epochs = np.arange(largest), np.zeros(largest, np.int64)
-    trainer = Trainer(
+    learner = Learner(
         SimpleNamespace(rows=ids), arch, recipe.objective, recipe.optimizer, recipe.schedule,
         recipe.training, hardware, compiled=compiled)
-    if not trainer.micro_batch_size:
-        trainer.set_micro_batch(hardware.device.most_rows)  # halved until it fits
+    gradients = learner.gradients
+    if not gradients.micro_batch_size:
+        gradients.set_micro_batch(hardware.device.most_rows)  # halved until it fits
     def work():
         for fraction in (np.arange(count) + 0.5) / count:
-            rows = trainer.step_rows(fraction)
+            rows = learner.schedule.batch_size(fraction, gradients.effective_micro_batch)
             for batch in np.split(numbers, range(rows, largest, rows)):
-                trainer.accumulate_gradients(ids[batch], batch, epochs[batch], fraction)
-                trainer.update(fraction)
+                gradients.add(ids[batch], batch, epochs[batch], fraction)
+                learner.update(fraction)
     return work
 
 def our_step(
