@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 from .architecture import Architecture, Encoder, SequenceClassifier
 from .engine.errors import UserError
-from .engine.checkpoint import write_text
+from .engine.files import write_text
 from cramming_nb.glue import (
     PAIR_VIEWS, Protocol, Targets, TaskData, Views, collate, encode, encoder_weights, for_task,
     full_batches, learning_rate, protocol_breaches, random_batches, row_lengths, score_predictions,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import command
 
-from cramming_nb.budget import Budget, Clock, Spent
+from cramming_nb.budget import Budget, Clock, SimulatedTime, Spent
 from cramming_nb.corpus import Corpus
 from cramming_nb.engine.checkpoint import load_checkpoint, save_checkpoint
 from cramming_nb.engine.distributed import PeerLost, ProcessGroup
@@ -546,14 +546,14 @@ class Delayed(Hook):
 
     def before_step(self, learner):
         if not learner.state.spent.steps:
-            learner.clock.before += 5.0
+            learner.clock.before += 500.0
 
 
 def test_where_a_schedule_began_is_kept_in_the_checkpoint(make, tmp_path):
     learner = make()
     hooks = [Delayed(), Log(), Validate(heldout_loss), Save(tmp_path, checkpoint)]
-    learner.fit(Budget.parse("10s"), [*hooks, Steps(3)])
-    assert learner.state.first > 0.5 and learner.state.stopped
+    learner.fit(Budget.parse("1000s"), [*hooks, Steps(3)])
+    assert learner.state.first > 0.5 and learner.state.stopped == "enough"
     resumed = make()
     resume(resumed, tmp_path, Clock())
     assert resumed.state.first == learner.state.first
@@ -677,3 +677,20 @@ def test_a_step_that_is_taken_back_leaves_nothing(make):
     assert not learner.gradients.losses.any() and not learner.optimizer.has_gradients
     learner.fit(Budget.parse("4step"), [], Clock(50_000))
     assert learner.state.spent.steps == 4
+
+
+def test_every_second_is_booked_and_none_after_the_end(make, tmp_path):
+    """On a clock that stands still but for three seconds a step, whatever hooks do at the end takes no budget."""
+    time = SimulatedTime()
+
+    class Slow(Hook):
+        def after_step(self, learner):
+            time.wait(3)
+
+        def after_fit(self, learner):
+            time.wait(50)
+
+    learner = make()
+    hooks = [Slow(), Log(), Validate(heldout_loss), Save(tmp_path, checkpoint)]
+    learner.fit(Budget.parse("30s"), hooks, Clock(now=time))
+    assert learner.state.spent.seconds == sum(learner.clock.shares.values()) == 30

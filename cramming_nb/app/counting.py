@@ -22,7 +22,7 @@ from sklearn.pipeline import Pipeline, make_pipeline, make_union
 from sklearn.preprocessing import FunctionTransformer
 from tqdm import tqdm
 from ..engine.errors import UserError
-from ..engine.checkpoint import write_text
+from ..engine.files import write_text
 from ..glue import TaskData, Task, constant_answer, score_predictions
 
 # %% ../../nbs/app/counting.ipynb #40a8d438

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from ..engine.errors import UserError
-from ..engine.checkpoint import lock, write_text
+from ..engine.files import lock, write_text
 from .export import card_metadata, write_classifier
 from ..finetuning import FineTuner
 from ..glue import (

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ..architecture import flops_per_token
 from ..budget import Budget, rule_breaches, rules_label
 from ..engine.errors import UserError
-from ..engine.checkpoint import lock, write_text
+from ..engine.files import lock, write_text
 from ..corpus import Corpus, get_corpus
 from ..data import cache_dir, full_source
 from ..engine.distributed import ProcessGroup

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from .files import atomic_write, lock, remove_partial, sync, write_text
+from .files import atomic_write, remove_partial, sync
 
 # %% ../../nbs/engine/checkpoint.ipynb #bee4bfcb
 def checkpoint_checksum(file: Path, state: dict) -> str:

@@ -167,7 +167,9 @@ class Log(Hook):
 
     def before_step(self, learner: "Learner"):
         if self.has_news(learner) and self.interval.due(learner):
+            learner.settle()
             self.write(learner)
+            learner.clock.lap("logging")
 
     def after_fit(self, learner: "Learner"):
         if self.has_news(learner):
@@ -179,14 +181,12 @@ class Log(Hook):
 
     def write(self, learner: "Learner"):
         "Hand over a line, and count the steps that were skipped since the one before."
-        learner.settle()
         now = self.counters(learner)
         speed = self.speed(learner, now)  # asks the other processes, one of which may be lost
         line = self.position(learner) | self.learning(learner) | speed
         self.last = now
         learner.state.skipped_steps += line["skipped_steps"]
         learner.call("on_log", line)
-        learner.clock.lap("logging")
 
     def counters(self, learner: "Learner") -> dict[str, float]:
         "What speeds are counted from."
