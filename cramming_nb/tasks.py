@@ -7,13 +7,12 @@ how to mend it.
 
 import json
 import os
-import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .engine.errors import UserError
-from .data import hub_revision, hub_spec
+from .engine.sources import hub_revision, parse_hub
 from .engine.files import atomic_write
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -145,13 +144,14 @@ class Hub:
     wanted = "expected configurations such as cola"
 
     def __init__(self, spec: str):
-        self.name, self.revision, *more = hub_spec(spec).values()
-        if any(more):
+        found = parse_hub(spec)
+        self.name, self.revision = found["path"], found["revision"] or None
+        if found["config"] or found["split"]:
             raise UserError(f"hub:{spec}: write hub:DATASET[@REVISION], such as hub:nyu-mll/glue; "
                             "all of its tasks are read")
         self.is_local = os.path.isdir(self.name)
         if not self.is_local:
-            self.revision = hub_revision(self.name, self.revision)
+            self.revision = hub_revision(self.name, self.revision or "")
         self.tasks = self.ask("get_dataset_config_names")
 
     def ask(self, function: str, *names: str, **options):
@@ -209,38 +209,3 @@ def write_archive(path: Path, predictions: dict[str, list[float]], tasks: dict):
             task = tasks[ARCHIVE[name][0]]
             rows = [f"{index}\t{answer(task, value)}" for index, value in enumerate(values)]
             archive.writestr(f"{name}.tsv", "\n".join([TABLE_HEADER, *rows]) + "\n")
-
-
-def check_table(name: str, text: str, task) -> Iterator[str]:
-    """What is wrong with one table of an archive."""
-    header, *rows = text.splitlines() or [""]
-    if header != TABLE_HEADER:
-        yield f"{name}.tsv: the header is not index, tab, prediction"
-    official = ARCHIVE[name][2]
-    if len(rows) != official:
-        yield f"{name}.tsv: {len(rows):,} rows; the test set has {official:,}"
-    labels = "|".join(map(str, task.labels or [r"[0-4](\.\d+)?", r"5(\.0+)?"]))
-    for number, row in enumerate(rows):
-        index, _, label = row.partition("\t")
-        if index != str(number) or not re.fullmatch(labels, label):
-            yield f"{name}.tsv: {row!r} is not the next index, a tab and a label of {task.name}"
-            return
-
-
-def check_archive(path: Path, tasks: dict) -> list[str]:
-    """What the benchmark's server would object to in an archive; empty where all is well."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            files = {file: archive.read(file) for file in archive.namelist()}
-    except (OSError, zipfile.BadZipFile) as error:
-        return [f"{path.name} cannot be read ({error})"]
-    texts = {file: content.decode("utf-8", "replace") for file, content in files.items()}
-    wanted = {f"{name}.tsv": name for name in ARCHIVE}
-    objections = [f"{file} does not belong here" for file in texts if file not in wanted]
-    missing = [name for file, name in wanted.items() if file not in texts]
-    if missing:
-        objections.append(f"missing: {', '.join(missing)}")
-    for file, name in wanted.items():
-        if file in texts:
-            objections += check_table(name, texts[file], tasks[ARCHIVE[name][0]])
-    return objections

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'NORMALIZERS', 'TOKENIZERS', 'paper_normalizer',
-           'unicode_normalizer', 'wordpiece', 'bpe', 'split_singly', 'split_words', 'split_texts', 'count_words',
-           'count_parts', 'repeat_parts', 'inner_pieces', 'train_tokenizer', 'save_tokenizer', 'adopt_tokenizer',
-           'WordTable', 'ragged_indices', 'piece_cost', 'deleted_characters', 'WordPieces']
+           'unicode_normalizer', 'deleted_characters', 'wordpiece', 'bpe', 'count_words', 'train_tokenizer',
+           'WordTable', 'WordPieces', 'encoder_of', 'tokenise', 'save_tokenizer', 'adopt_tokenizer']
 
-# %% ../nbs/03_tokenizer.ipynb #5ea1c6df
-import itertools, json, re
-from collections import Counter, defaultdict
+# %% ../nbs/03_tokenizer.ipynb #398cc34b
+import itertools, json, os, re, unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 import numpy as np
 import pyarrow, pyarrow.compute
@@ -41,10 +41,34 @@ def unicode_normalizer() -> normalizers.Normalizer:
 
 NORMALIZERS = {"paper": paper_normalizer, "unicode": unicode_normalizer}
 
-# %% ../nbs/03_tokenizer.ipynb #9ea6b76c
-MAX_PART_LENGTH = 100  # characters; longer parts of a text are not learned from
+# %% ../nbs/03_tokenizer.ipynb #55644c8b
+def deleted_characters(normalizer: normalizers.Normalizer, words: list[str]) -> np.ndarray:
+    "How many characters of each word the normaliser deletes, int64 [words]; an accent is none."
+    composed = {i: unicodedata.normalize("NFC", word)  # a letter and its accent as one character
+                for i, word in enumerate(words) if not word.isascii()}
+    characters = set().union(*composed.values())
+    deleted = {c for c in characters if not normalizer.normalize_str(c)}
+    counts = np.zeros(len(words), np.int64)
+    for i, word in composed.items():
+        counts[i] = sum(c in deleted for c in word)
+    return counts
 
-# %% ../nbs/03_tokenizer.ipynb #8497641d
+# %% ../nbs/03_tokenizer.ipynb #ff9bde1f
+MAX_PART_LENGTH = 100  # characters; no longer part of a text is learned from, or cut into pieces
+
+def unigram_pieces(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
+    "A unigram language model over pieces: the most likely cut; ▁ marks the beginning of a word."
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Metaspace(prepend_scheme="always"),
+    ])
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS,
+                                      unk_token="[UNK]", show_progress=False)
+    return tokenizer, trainer
+
+# %% ../nbs/03_tokenizer.ipynb #59ce189b
 def wordpiece(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
     "WordPiece, the paper's choice: the longest pieces that fit."
     model = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_PART_LENGTH)
@@ -64,65 +88,28 @@ def bpe(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
                                   continuing_subword_prefix="##", show_progress=False)
     return tokenizer, trainer
 
-# %% ../nbs/03_tokenizer.ipynb #49c3fd89
-def unigram_pieces(vocab_size: int) -> tuple[Tokenizer, trainers.Trainer]:
-    "A unigram language model over pieces: the most likely cut; ▁ marks the beginning of a word."
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.Metaspace(prepend_scheme="always"),
-    ])
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS,
-                                      unk_token="[UNK]", show_progress=False)
-    return tokenizer, trainer
-
-# %% ../nbs/03_tokenizer.ipynb #d3c5dec6
 TOKENIZERS = {"wordpiece": wordpiece, "bpe": bpe, "unigram": unigram_pieces}
 
-# %% ../nbs/03_tokenizer.ipynb #5b92540a
-def split_singly(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
-    "The normalised parts of words, and for each part the position of its word, int64 [parts]."
-    parts, owners = [], []
-    for i, word in enumerate(words):
-        normal = tokenizer.normalizer.normalize_str(word)
-        for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal):
-            parts.append(part)
-            owners.append(i)
-    return parts, np.array(owners, np.int64)
-
-# %% ../nbs/03_tokenizer.ipynb #4e933e73
-def split_joined(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
-    "The same as `split_singly`, in one call; no word may contain white space."
-    normal = tokenizer.normalizer.normalize_str(" ".join(words))
-    if normal.count(" ") != len(words) - 1:  # normalising created or removed a space
-        return split_singly(tokenizer, words)
-    if normal.isascii() and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Whitespace):
-        found = re.findall(r" |\w+|[^\w ]+", normal)
-        is_space = np.array([part == " " for part in found], bool)
-        spaces_before = np.cumsum(is_space)
-        return [part for part in found if part != " "], spaces_before[~is_space]
-    found = tokenizer.pre_tokenizer.pre_tokenize_str(normal)
-    characters = np.frombuffer(normal.encode("utf-32-le"), np.uint32)
-    spaces = np.flatnonzero(characters == ord(" "))
-    starts = [start for _, (start, _) in found]
-    return [part for part, _ in found], np.searchsorted(spaces, starts)
-
-# %% ../nbs/03_tokenizer.ipynb #bbb3145a
-def split_words(tokenizer: Tokenizer, words: list[str]) -> tuple[list[str], np.ndarray]:
-    "The same as `split_singly`, 256 words at a time; no word may contain white space."
-    parts, owners = [], [np.zeros(0, np.int64)]
-    for start in range(0, len(words), 256):
-        some_parts, some_owners = split_joined(tokenizer, words[start:start + 256])
-        parts += some_parts
-        owners.append(some_owners + start)
-    return parts, np.concatenate(owners)
-
-# %% ../nbs/03_tokenizer.ipynb #8df9f6ba
+# %% ../nbs/03_tokenizer.ipynb #13951106
 def split_texts(texts: list[str]) -> pyarrow.ListArray:
     "The words of each text, split at the same white space as by Python's `str.split`."
     return pyarrow.compute.utf8_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
 
+def split_singly(tokenizer: Tokenizer, word: str) -> list[str]:
+    "The normalised parts of a word."
+    normal = tokenizer.normalizer.normalize_str(word)
+    return [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+
+def split_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[str]]:
+    "The normalised parts of each word; those in ASCII are normalised all at once."
+    words = list(words)
+    simple = [] if isinstance(tokenizer.model, models.Unigram) else list(filter(str.isascii, words))
+    normal = tokenizer.normalizer.normalize_str(" ".join(simple)).split(" ")
+    cut = re.compile(r"\w+|[^\w\s]+").findall
+    parts = {word: cut(form) for word, form in zip(simple, normal)}
+    return [parts[word] if word in parts else split_singly(tokenizer, word) for word in words]
+
+# %% ../nbs/03_tokenizer.ipynb #7d1fda83
 def count_words(texts: Iterable[str]) -> Counter:
     "How often each word occurs, as white space separates them."
     counts, texts = Counter(), iter(texts)
@@ -133,14 +120,14 @@ def count_words(texts: Iterable[str]) -> Counter:
             counts[word] += n
     return counts
 
+# %% ../nbs/03_tokenizer.ipynb #9f398a9d
 def count_parts(tokenizer: Tokenizer, words: dict[str, int]) -> Counter:
     "How often each part occurs, from the counts of words; parts over 100 characters are left out."
-    parts, owners = split_words(tokenizer, list(words))
-    times = np.array(list(words.values()))[owners]
     counts = Counter()
-    for part, n in zip(parts, times.tolist()):
-        if len(part) <= MAX_PART_LENGTH:
-            counts[part] += n
+    for parts, n in zip(split_words(tokenizer, words), words.values()):
+        for part in parts:
+            if len(part) <= MAX_PART_LENGTH:
+                counts[part] += n
     return counts
 
 def repeat_parts(parts: dict[str, int], most: int = 1000) -> Iterator[str]:
@@ -149,25 +136,16 @@ def repeat_parts(parts: dict[str, int], most: int = 1000) -> Iterator[str]:
         for remaining in range(n, 0, -most):
             yield " ".join([part] * min(remaining, most))
 
-# %% ../nbs/03_tokenizer.ipynb #ede1537a
-def inner_pieces(parts: dict[str, int], prefix: str = "##", most: int = 1000) -> list[str]:
+# %% ../nbs/03_tokenizer.ipynb #55fb5a93
+def inner_pieces(parts: dict[str, int], most: int = 1000) -> list[str]:
     "The `most` frequent characters as pieces inside a word, the most frequent first."
     counts = Counter()
     for part, n in parts.items():
         for character in part:
             counts[character] += n
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    return [prefix + character for character in ranked[:most] if not character.isspace()]
+    return ["##" + character for character in ranked[:most] if not character.isspace()]
 
-# %% ../nbs/03_tokenizer.ipynb #024fbef6
-def only_our_specials(tokenizer: Tokenizer) -> Tokenizer:
-    "The tokenizer with no special tokens other than SPECIAL_TOKENS."
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"]
-                             if token["content"] in SPECIAL_TOKENS]
-    return Tokenizer.from_str(json.dumps(state))
-
-# %% ../nbs/03_tokenizer.ipynb #d048cc34
 def with_cls_sep(tokenizer: Tokenizer) -> Tokenizer:
     "The tokenizer, set to put [CLS] and [SEP] around a text, and [SEP] between two."
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -175,8 +153,7 @@ def with_cls_sep(tokenizer: Tokenizer) -> Tokenizer:
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)])
     return tokenizer
 
-
-# %% ../nbs/03_tokenizer.ipynb #ec24846f
+# %% ../nbs/03_tokenizer.ipynb #862879d6
 def train_tokenizer(
     texts: Iterable[str] | dict[str, int],  # a sample of cleaned, unfiltered text, or word counts
     vocab_size: int = 32768,                # pieces at most, special tokens included
@@ -186,26 +163,176 @@ def train_tokenizer(
     "Train a tokenizer of at most `vocab_size` pieces; the special tokens have the ids 0 to 4."
     tokenizer, trainer = TOKENIZERS[model](vocab_size)
     tokenizer.normalizer = NORMALIZERS[normalizer]()
-    pre_tokenizer = tokenizer.pre_tokenizer
-    words = texts if isinstance(texts, dict) else count_words(texts)
-    parts = count_parts(tokenizer, words)
+    parts = count_parts(tokenizer, texts if isinstance(texts, dict) else count_words(texts))
+    if not parts:
+        raise UserError(f"the text has no word of at most {MAX_PART_LENGTH} letters to learn "
+                        "from; separate its words, or its sentences, by spaces")
     if model != "unigram":
         trainer.special_tokens = SPECIAL_TOKENS + inner_pieces(parts)
 
-    # The parts are normalised and split already: while training, only spaces separate them.
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(repeat_parts(parts), trainer)
-
-    tokenizer = only_our_specials(tokenizer)
-    tokenizer.normalizer = NORMALIZERS[normalizer]()
-    tokenizer.pre_tokenizer = pre_tokenizer
-    size = tokenizer.get_vocab_size()
+    learner = Tokenizer(tokenizer.model)  # its text is normalised and split into parts already
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    learner.train_from_iterator(repeat_parts(parts), trainer)
+    size = learner.get_vocab_size()
     if size > vocab_size:
         problem = "the characters of this text alone, at the beginning and within a word,"
         raise UserError(f"{problem} are {size} pieces, more than the vocabulary of {vocab_size}; "
                         f"give a larger vocab_size, such as --set corpus.vocab_size={2 * size}")
+
+    tokenizer.model = learner.model
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    cut = pre_tokenizers.Split(Regex(f".{{{MAX_PART_LENGTH}}}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, cut])
     return with_cls_sep(tokenizer)
+
+# %% ../nbs/03_tokenizer.ipynb #411c29c3
+class WordTable:
+    "The distinct words of all texts so far, numbered in the order in which they appear."
+    def __init__(self):
+        self.numbers = {}  # {word: number}
+
+    def number(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of all words of the texts, int32 [words], and `ends`, int32 [texts + 1].
+
+        The words of text t are those from `ends[t]` up to `ends[t + 1]`.
+        """
+        words = split_texts(texts)
+        coded = words.flatten().dictionary_encode()  # distinct words, and the index of each word
+        distinct = [self.numbers.setdefault(word, len(self.numbers))
+                    for word in coded.dictionary.to_pylist()]
+        return np.array(distinct, np.int32)[coded.indices.to_numpy()], words.offsets.to_numpy()
+
+# %% ../nbs/03_tokenizer.ipynb #7d82bba8
+def part_cost(part: str, pieces: list) -> int:
+    "What the filter counts for a part: its pieces, but every character of an unknown piece."
+    data, cost = part.encode(), len(pieces)
+    for piece in pieces:
+        if piece.id == UNK:
+            start, end = piece.offsets  # in bytes
+            cost += len(data[start:end].decode().strip("▁")) - 1
+    return cost
+
+class PieceTable:
+    """The token ids of many entries and the cost of each.
+
+    `ids` has a list of token ids for each entry; `lengths` and `costs` are int64 [entries].
+    """
+    def __init__(self):
+        self.ids = pyarrow.array([], pyarrow.list_(pyarrow.int32()))
+        self.lengths = self.costs = np.zeros(0, np.int64)
+
+    def append(self, ids: np.ndarray, lengths: np.ndarray, costs: np.ndarray):
+        "Add entries: their ids end to end, int [tokens]; lengths and costs, int [entries]."
+        offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+        new = pyarrow.ListArray.from_arrays(offsets, pyarrow.array(ids, pyarrow.int32()))
+        self.ids = pyarrow.concat_arrays([self.ids, new])
+        self.lengths = np.r_[self.lengths, lengths].astype(np.int64)
+        self.costs = np.r_[self.costs, costs].astype(np.int64)
+
+    def gather(self, entries: np.ndarray) -> np.ndarray:
+        "The token ids of some entries, int [entries], one after another, int32 [tokens]."
+        return self.ids.take(pyarrow.array(entries)).flatten().to_numpy()
+
+# %% ../nbs/03_tokenizer.ipynb #b10d9c57
+class WordPieces(PieceTable):
+    "The token ids and the cost of each word of a table that grows."
+    def __init__(self, tokenizer: Tokenizer, words: Iterable[str] = ()):  # each distinct word once
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.part_numbers, self.parts = {}, PieceTable()  # {part: its entry in parts}
+        self.extend(list(words))
+
+    def extend(self, words: list[str]):
+        "Add words; only their parts that have not been seen before are tokenized."
+        split = split_words(self.tokenizer, words)
+        owners = np.repeat(np.arange(len(words)), [len(parts) for parts in split])
+        known = self.part_numbers
+        entries = [known.setdefault(part, len(known)) for parts in split for part in parts]
+        entries = np.array(entries, np.int64)
+        self.add_parts(list(itertools.islice(known, len(self.parts.costs), None)))
+
+        def per_word(per_part: np.ndarray) -> np.ndarray:
+            return np.bincount(owners, per_part[entries], len(words))
+
+        deleted = deleted_characters(self.tokenizer.normalizer, words)
+        self.append(self.parts.gather(entries), per_word(self.parts.lengths),
+                    per_word(self.parts.costs) + deleted)
+
+    def add_parts(self, parts: list[str]):
+        "Tokenize parts of words, at most 100 characters at a time, and add them to `self.parts`."
+        ids, lengths, costs = [], [], []
+        for part in parts:
+            cuts = [part[i:i + MAX_PART_LENGTH] for i in range(0, len(part), MAX_PART_LENGTH)]
+            found = [self.tokenizer.model.tokenize(cut) for cut in cuts]
+            pieces = [piece.id for pieces in found for piece in pieces]
+            ids += pieces
+            lengths.append(len(pieces))
+            is_known = UNK not in pieces  # most parts are
+            costs.append(len(pieces) if is_known else sum(map(part_cost, cuts, found)))
+        self.parts.append(np.array(ids), np.array(lengths), np.array(costs))
+
+# %% ../nbs/03_tokenizer.ipynb #333f1b20
+class WordEncoder:
+    "A tokenizer with a table of the words it has met."
+    def __init__(self, path: str, max_words: int = 300_000):
+        self.tokenizer, self.max_words = Tokenizer.from_file(path), max_words
+        self.clear()
+
+    def clear(self):
+        "Forget all words."
+        self.table, self.pieces = WordTable(), WordPieces(self.tokenizer)
+
+    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids of all texts, int32 [tokens], end to end, and two numbers for each, int64
+        [texts]: the number of its tokens, and what the filter counts for it."""
+        if len(self.table.numbers) > self.max_words:
+            self.clear()
+        words, ends = self.table.number(texts)
+        num_known = len(self.pieces.lengths)
+        self.pieces.extend(list(itertools.islice(self.table.numbers, num_known, None)))
+
+        def per_text(per_word: np.ndarray) -> np.ndarray:
+            sums = np.cumsum(per_word[words])
+            return np.diff(np.r_[0, sums][ends])
+
+        lengths, costs = per_text(self.pieces.lengths), per_text(self.pieces.costs)
+        return self.pieces.gather(words), lengths, costs
+
+@lru_cache(1)
+def token_counter(path: str, modified: int) -> Tokenizer:
+    """A tokenizer.json, set to count all tokens of a text; the last one is kept.
+
+    `modified` is the time of the file, in nanoseconds, so that a changed file is read again.
+    """
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+def count_tokens(texts: list[str], path: str) -> np.ndarray:
+    "How many tokens each text has by a tokenizer.json, special tokens included, int64 [texts]."
+    counter = token_counter(path, os.stat(path).st_mtime_ns)
+    encodings = counter.encode_batch(texts)
+    return np.array([len(encoding.ids) for encoding in encodings], np.int64)
+
+# %% ../nbs/03_tokenizer.ipynb #5313c62f
+@lru_cache(1)
+def encoder_of(path: str) -> WordEncoder:
+    "The encoder of this process for a tokenizer.json; the last one is kept."
+    return WordEncoder(path)
+
+def tokenise(texts: list[str], tokenizer: str,
+             filter_tokenizer: str = "") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids of all texts, int32 [tokens], end to end, and two numbers for each, int64 [texts].
+
+    The first is the number of its tokens; the [SEP] that follows each text is included. The
+    second is what the filter counts, by the filter's own tokenizer if there is one. Tokenizers
+    are paths of a tokenizer.json.
+    """
+    ids, lengths, costs = encoder_of(tokenizer)(texts)
+    if filter_tokenizer:
+        costs = count_tokens(texts, filter_tokenizer)
+    return np.insert(ids, np.cumsum(lengths), SEP), lengths + 1, costs
 
 # %% ../nbs/03_tokenizer.ipynb #d39e2c88
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, **settings: object):
@@ -252,108 +379,3 @@ def adopt_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, np.ndarray]:
                              for i, token in enumerate(SPECIAL_TOKENS)]
     state["post_processor"] = state["truncation"] = state["padding"] = None  # not for our use
     return with_cls_sep(Tokenizer.from_str(json.dumps(state))), new_ids
-
-# %% ../nbs/03_tokenizer.ipynb #0a5aff81
-class WordTable:
-    "The distinct words of all texts so far, numbered in the order in which they appear."
-    def __init__(self):
-        self.numbers = defaultdict(itertools.count().__next__)  # {word: number}
-
-    def number(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of all words of the texts, int32 [words], and `ends`, int32 [texts + 1].
-
-        The words of text t are those from `ends[t]` up to `ends[t + 1]`.
-        """
-        words = split_texts(texts)
-        coded = words.flatten().dictionary_encode()  # distinct words, and the index of each word
-        distinct = map(self.numbers.__getitem__, coded.dictionary.to_pylist())
-        numbers = np.fromiter(distinct, np.int32, len(coded.dictionary))
-        return numbers[coded.indices.to_numpy()], words.offsets.to_numpy()
-
-# %% ../nbs/03_tokenizer.ipynb #bc9153ab
-def ragged_indices(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    "Indices of the slices [start, start + length), one after another, int64 [sum of lengths]."
-    ends = np.cumsum(lengths)
-    total = ends[-1] if len(ends) else 0
-    shift = starts - (ends - lengths)  # from a slice's position in the result to its start
-    return np.arange(total) + np.repeat(shift, lengths)
-
-# %% ../nbs/03_tokenizer.ipynb #28461161
-def piece_cost(part: str, pieces: list) -> int:
-    "The cost of a part of a word for the filter: its pieces, but the characters of an unknown one."
-    data, cost = part.encode(), 0
-    for piece in pieces:
-        if piece.id == UNK:
-            start, end = piece.offsets  # in bytes
-            cost += len(data[start:end].decode().strip("▁"))
-        else:
-            cost += 1
-    return cost
-
-def deleted_characters(normalizer: normalizers.Normalizer, words: list[str]) -> np.ndarray:
-    "How many characters of each word the normaliser deletes, int64 [words]."
-    counts = np.zeros(len(words), np.int64)
-    not_ascii = [i for i, word in enumerate(words) if not word.isascii()]
-    characters = set().union(*(words[i] for i in not_ascii))
-    deleted = [c for c in characters if not normalizer.normalize_str(c)]
-    deletion = str.maketrans(dict.fromkeys(deleted))
-    for i in not_ascii:
-        counts[i] = len(words[i]) - len(words[i].translate(deletion))
-    return counts
-
-# %% ../nbs/03_tokenizer.ipynb #a8f9f818
-class PieceTable:
-    """The token ids of many entries, end to end in one array, and the cost of each entry.
-
-    Entry i has the ids from `starts[i]` to `starts[i] + lengths[i]`. `ids` is int32 [tokens];
-    `lengths`, `starts` and `costs` are int64 [entries].
-    """
-    def __init__(self):
-        self.ids = np.zeros(0, np.int32)
-        self.lengths = self.starts = self.costs = np.zeros(0, np.int64)
-
-    def append(self, ids: np.ndarray, lengths: np.ndarray, costs: np.ndarray):
-        "Add entries: their ids end to end, int32 [tokens]; lengths and costs, int64 [entries]."
-        self.ids = np.concatenate([self.ids, ids])
-        self.lengths = np.concatenate([self.lengths, lengths])
-        self.costs = np.concatenate([self.costs, costs])
-        self.starts = np.cumsum(self.lengths) - self.lengths
-
-    def gather(self, entries: np.ndarray) -> np.ndarray:
-        "The token ids of some entries, int [entries], one after another, int32 [tokens]."
-        return self.ids[ragged_indices(self.starts[entries], self.lengths[entries])]
-
-# %% ../nbs/03_tokenizer.ipynb #3b1fd5bc
-class WordPieces(PieceTable):
-    "The token ids and the cost of each word of a table that grows."
-    def __init__(self, tokenizer: Tokenizer, words: Iterable[str] = ()):  # each distinct word once
-        super().__init__()
-        self.tokenizer = tokenizer
-        self.part_numbers = defaultdict(itertools.count().__next__)  # {part: its entry in parts}
-        self.parts = PieceTable()
-        self.extend(list(words))
-
-    def extend(self, words: list[str]):
-        "Add words; only their parts that have not been seen before are tokenized."
-        parts, owners = split_words(self.tokenizer, words)
-        entries = np.fromiter(map(self.part_numbers.__getitem__, parts), np.int64, len(parts))
-        new_parts = list(itertools.islice(self.part_numbers, len(self.parts.lengths), None))
-        self.tokenize_parts(new_parts)
-
-        def per_word(per_part: np.ndarray) -> np.ndarray:
-            return np.bincount(owners, per_part[entries], len(words)).astype(np.int64)
-
-        deleted = deleted_characters(self.tokenizer.normalizer, words)
-        self.append(self.parts.gather(entries), per_word(self.parts.lengths),
-                    per_word(self.parts.costs) + deleted)
-
-    def tokenize_parts(self, parts: list[str]):
-        "Tokenize new parts of words and add them to `self.parts`."
-        found = [self.tokenizer.model.tokenize(part) for part in parts]
-        ids = np.array([piece.id for pieces in found for piece in pieces], np.int32)
-        lengths = np.array([len(pieces) for pieces in found], np.int64)
-        costs = lengths.copy()
-        owners = np.repeat(np.arange(len(found)), lengths)
-        for i in np.unique(owners[ids == UNK]).tolist():  # few parts have an unknown piece
-            costs[i] = piece_cost(parts[i], found[i])
-        self.parts.append(ids, lengths, costs)

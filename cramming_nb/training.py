@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from .architecture import Architecture, MaskedLM
+from .architecture import (
+    ATTENTIONS, Architecture, MaskedLM, attention_operation)
 from .budget import Budget, Clock, Spent
 from .engine.errors import UserError
 from .engine.checkpoint import Interrupted, load_checkpoint
@@ -279,14 +280,14 @@ class State:
     curve: list[dict] = field(default_factory=list)  # Validate: fraction, tokens, seconds, loss
     matrix_rates: list[float] = field(default_factory=list)  # MeasureRate: FLOP/s
     joules: float | None = 0.0     # Energy: so far; None: part of it is not known
-    schema: int = 3                # version of this form
+    schema: int = 4                # version of this form; 4: rotary features come in halves
 
     @classmethod
     def read(cls, saved: dict) -> "State":
         "The state that a checkpoint holds."
         if saved.get("schema") != cls.schema:
             raise UserError("this run was begun by another version of cramming_nb, whose "
-                            "checkpoints cannot be resumed; choose another --name")
+                            "checkpoints cannot be read; choose another --name")
         return cls(**saved | dict(spent=Spent(**saved["spent"])))
 
 # %% ../nbs/09_training.ipynb #c8fcb6bf
@@ -309,6 +310,8 @@ class TrainingConfig:
     micro_batch_size: int = option(
         0, "sequences computed at a time; 0: what suits the device and fits", at_least=0)
     dtype: str = option("auto", "number format (paper's code: float16)", choices=DTYPES)
+    attention: str = option(
+        "auto", "attention kernel; auto: the device's fastest", choices=("auto", *ATTENTIONS))
     compile: str = option("auto", "whether to use torch.compile", choices=COMPILE)
     gradient_exchange: str = option(
         "float32", "number format between processes; bfloat16 halves the bytes",
@@ -344,7 +347,9 @@ class Learner:
         self.corpus, self.training, self.hardware = corpus, training, hardware
         self.group, self.seed, self.device = group or ProcessGroup(), seed, hardware.device
         self.length = corpus.rows.shape[1]           # tokens of a sequence
-        model = MaskedLM(architecture, hardware.attention).to(hardware.kind, hardware.dtype)
+        kernel = training.attention if training.attention != "auto" else hardware.attention
+        self.attention = attention_operation(kernel, architecture, hardware.dtype, hardware.kind)
+        model = MaskedLM(architecture, kernel).to(hardware.kind, hardware.dtype)
         self.model = model.train(training.dropout)
         self.predictor = Predictor(
             self.model, objective, architecture.vocab_size, hardware, compiled)
@@ -742,6 +747,7 @@ def outcome(learner: Learner, budget: Budget, clock: Clock) -> dict:
         tokens_per_second=spent.tokens / max(1e-9, spent.seconds),
         matrix_rate=median(state.matrix_rates) if state.matrix_rates else None,
         matrix_rates=state.matrix_rates, compiled=learner.predictor.compiled,
+        attention=learner.attention,
         micro_batch_size=gradients.micro_batch_size, padding=padding,
         peak_memory=state.peak_memory, peak_memory_total=state.peak_memory_total,
         joules=state.joules, skipped_steps=state.skipped_steps, devices=state.processes)

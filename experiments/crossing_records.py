@@ -14,9 +14,9 @@ from pathlib import Path
 
 from blimp import main as judge_minimal_pairs
 
+from cramming_nb.app.finetuning import evaluate
 from cramming_nb.app.records import RunRecord, record_key
 from cramming_nb.app.run import Run, corpus_trained_on, hardware_of, load_run
-from cramming_nb.finetuning import evaluate
 from cramming_nb.glue import Protocol, load_glue
 from cramming_nb.recipes import load_recipe
 

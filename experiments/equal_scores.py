@@ -2,11 +2,10 @@
 
 python experiments/equal_scores.py OUT.json RUN --glue-dir GLUE [--tasks mrpc cola stsb] [--seeds 3] [--jobs 2]
 
-Plain is what others do: float32, batches of random rows, torch's own dropout. What OUT.json has is not done again.
+Plain is what others do: float32, and batches of random rows. What OUT.json has is not done again.
 """
 
 import argparse
-import copy
 import json
 import time
 from dataclasses import replace
@@ -19,24 +18,15 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from cramming_nb.engine.hardware import Hardware
-from cramming_nb.finetuning import FineTuner
-from cramming_nb.glue import encoder_weights, for_task, load_glue
+from cramming_nb.glue import FineTuner, encoder_weights, for_task, load_glue
 from cramming_nb.recipes import load_recipe
-
-
-def plain_hardware() -> Hardware:
-    """This machine in float32, with torch's own dropout and dense gradients."""
-    hardware = Hardware.detect(torch.float32)
-    device = copy.copy(hardware.device)
-    device.cheap_dropout = device.sparse_embedding = False
-    return replace(hardware, device=device)
 
 
 def fine_tuner(how: str, *given, seed: int) -> FineTuner:
     """What fine-tunes in the `plain` way, or as `ours` does."""
     arch, weights, tokenizer, data, protocol = given
     if how == "plain":
-        protocol, hardware = replace(protocol, by_length=False), plain_hardware()
+        protocol, hardware = replace(protocol, by_length=False), Hardware.detect(torch.float32)
     else:
         hardware = Hardware.detect()
     return FineTuner(arch, weights, tokenizer, data, protocol, seed, hardware)

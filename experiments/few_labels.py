@@ -20,8 +20,7 @@ from tqdm import tqdm
 from cramming_nb.app.counting import bag_of_words, same_answer
 from cramming_nb.app.run import Run, hardware_of, load_run
 from cramming_nb.engine.files import write_text
-from cramming_nb.finetuning import finetune_task
-from cramming_nb.glue import TaskData, encoder_weights, for_task, load_glue
+from cramming_nb.glue import TaskData, encoder_weights, finetune_task, for_task, load_glue
 from cramming_nb.recipes import load_recipe
 
 EPOCHS = {100: 45, 1000: 10}  # number of labels -> passes over them

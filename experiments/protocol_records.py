@@ -12,8 +12,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from cramming_nb.app.finetuning import evaluate
 from cramming_nb.app.run import Run, corpus_trained_on, hardware_of, load_run
-from cramming_nb.finetuning import evaluate
 from cramming_nb.glue import TASKS, TaskData, hold_back
 from cramming_nb.tasks import Folder
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from cramming_nb.app.export import load_model
 from cramming_nb.app.records import RunRecord
-from cramming_nb.data import documents
+from cramming_nb.engine.sources import documents
 
 KINDS = {"wikipedia": "encyclopedia", "books": "books", "dialogue": "dialogues"}  # begin of a source -> kind
 SENTENCES = 300  # of each kind

@@ -126,7 +126,7 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "recipe field": (RECIPE % "field.yaml", "vocabulary", "corpus.vocab_size"),
     "recipe part": (RECIPE % "part.yaml", "corps", "corpus"),
     "source": ("run {tiny} --source web:text", "web:text", "files:GLOB"),
-    "source empty": ("run {tiny} --source files:", "files:", "no such file"),
+    "source empty": ("run {tiny} --source files:", "files:", "write machine"),
     "source package": ("run {tiny} --source machine:nosuch", "nosuch", "numpy"),
     "budget unit": ("run {tiny} --budget 3x", "'3x'", "3m"),
     "budget number": ("run {tiny} --budget fast", "'fast'", "3m"),
@@ -166,7 +166,6 @@ BAD_COMMANDS = {  # name: (command, words of the line: what is wrong, what would
     "rows too long": (f"{RUN} --set corpus.seq_length=20000", "too short", "more text"),
     "glue missing": (f"{RUN} --glue-dir nosuch", "nosuch", "CoLA/"),
     "glue empty": (f"{RUN} --glue-dir {{bad}}/glue-none", "glue-none", "CoLA/"),
-    "glue without MNLI": (f"{RUN} --set protocol.mnli_first=true", "mnli_first", "MNLI/", "--glue-dir"),
     "lab missing": ("lab nosuch.yaml", "nosuch.yaml", "No such file"),
     "lab no list": ("lab {bad}/lab-scalar.yaml", "list of runs", "recipe, source"),
     "lab field": ("lab {bad}/lab-field.yaml", "'recipes'", "recipe, source"),
@@ -206,7 +205,7 @@ def test_bad_input_is_refused_in_one_line(text, bad, tiny, tmp_path):
 
 def nothing_half_done(folder: Path) -> bool:
     """Whether there is nothing but stages of a corpus that were finished before the mistake was found."""
-    whole = {path.parent for path in folder.glob("cache/t*-*/manifest.json")}
+    whole = {path.parent for path in folder.glob("cache/documents-*/manifest.json")}
     return not (folder / "runs").exists() and {p.parent for p in folder.rglob("*") if p.is_file()} <= whole
 
 
@@ -272,7 +271,7 @@ def test_file_that_cannot_be_read(tiny, tmp_path):
     else:
         pytest.skip("nothing here that root cannot read")
     argv = ["run", tiny.recipe, "--source", f"files:{link}", "--budget", "1ktok"]
-    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "secret.txt", "cannot be read")
+    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "secret.txt", "check the name, or copy it again")
     assert not (tmp_path / "runs").exists()
 
 
@@ -285,11 +284,40 @@ def test_folder_that_is_a_file(name, tiny, tmp_path):
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_name_that_is_too_long(tiny, tmp_path):
-    argv = ["pretrain", *tiny.options("1ktok"), "--name", "x" * 300]
-    result = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
-    refused(result, "name too long; choose a shorter one with --name")
-    assert contents(tmp_path / "runs") == {}
+def runs_is_a_file(folder: Path):
+    (folder / "runs").write_text("mine")
+
+
+def runs_is_a_broken_link(folder: Path):
+    (folder / "runs").symlink_to(folder / "unmounted")
+
+
+def run_is_a_file(folder: Path):
+    (folder / "runs").mkdir()
+    (folder / "runs" / "first").write_text("mine")
+
+
+PLACES = {  # name: (what is done before, name of the run, words of the line)
+    "runs is a file": (runs_is_a_file, "first", ("runs: Not a directory", "move the file")),
+    "runs leads nowhere": (runs_is_a_broken_link, "first", ("runs: ", "")),
+    "run is a file": (run_is_a_file, "first", ("first: Not a directory", "move the file")),
+    "name too long": (Path.exists, "x" * 300, ("name too long", "choose a shorter one with --name")),
+}
+
+
+@pytest.mark.parametrize("verb", ["run", "pretrain"])
+@pytest.mark.parametrize("prepare, name, words", PLACES.values(), ids=PLACES)
+def test_a_place_for_results_is_checked_before_the_text_is_read(verb, prepare, name, words, tiny, tmp_path):
+    prepare(tmp_path)
+    before = contents(tmp_path)
+    argv = [verb, *tiny.options("1ktok"), "--name", name]
+    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), *words)
+    assert contents(tmp_path) == before and not (tmp_path / "cache").exists()
+
+
+def test_name_of_a_classifier_that_is_too_long(a_copy):
+    (a_copy.home / "t.csv").write_text("text,label\n" + "a garden,yes\na river,no\n" * 30)
+    refused(a_copy.command("finetune", "first", "t.csv", "--name", "x" * 300), "name too long")
 
 
 @pytest.mark.parametrize("verb", ["run", "pretrain", "data"])
@@ -371,7 +399,7 @@ BAD_ON_RUN = {  # name: (command, words of the line)
     "export to no name": ("export first --push-to mine", "'mine'", "USER/NAME"),
     "text in another encoding": ("predict first 'caf\udce9 [MASK]'", "not UTF-8", "iconv"),
     "report printed and written": ("report first --markdown --to r.md", "--markdown", "--to r.md", "one"),
-    "finetune without a table": ("finetune first", "labels.csv", "CSV"),
+    "finetune without a table": ("finetune first", "labels.csv", "No such file"),
     "export over a file": ("export first --to mine/letter.txt", "letter.txt", "empty"),
     "run": ("glue frist", "frist", "first"),
     "glue": ("glue first --glue-dir nosuch", "nosuch", "CoLA/"),
@@ -421,7 +449,7 @@ DAMAGE = {
     "empty": lambda data: b"",
     "flipped": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
 }
-PARTS = ["train-*.bin", "heldout-*.bin", "tokenizer.json", "probe.jsonl", "manifest.json"]
+PARTS = ["train.npy", "heldout.npy", "tokenizer.json", "probe.jsonl", "manifest.json"]
 
 
 def built_for(manifest: Path, text: Path) -> bool:

@@ -51,6 +51,125 @@ def test_ends_quietly_where_nobody_reads(argv):
     assert (result.returncode, result.stderr) == (141, "")
 
 
+def test_errors_that_nobody_reads_end_it_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-m", "cramming_nb.app", "run", "nosuch"]
+    result = subprocess.run(call, stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert (result.returncode, result.stdout) == (2, b"")
+
+
+PLAIN = dict(PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+TERMINALS = {
+    "ascii": dict(PYTHONIOENCODING="ascii"),
+    "latin-1": dict(PYTHONIOENCODING="latin-1"),
+    "C locale": dict(LC_ALL="C", **PLAIN),
+    "cp437": dict(PYTHONIOENCODING="cp437:strict"),
+}
+
+
+@pytest.mark.parametrize("terminal", TERMINALS.values(), ids=TERMINALS)
+def test_what_a_terminal_cannot_show_is_replaced(terminal, finished):
+    """Texts come in, and words go out, that it has no letters for; bars and dashes, too."""
+    for argv, given in {
+        ("predict", "first", "Łódź’s [MASK] 花"): "",
+        ("predict", "first"): "Łódź’s [MASK] 花\n",
+        ("report", "first", "--markdown"): "",
+        ("recipes",): "",
+    }.items():
+        call = [sys.executable, "-m", "cramming_nb.app", *argv]
+        env = os.environ | terminal
+        done = subprocess.run(call, cwd=finished.home, env=env, input=given.encode(), capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        assert b"Traceback" not in done.stderr and done.stdout.strip()
+
+
+def test_a_mark_of_the_byte_order_is_no_text(finished):
+    call = [sys.executable, "-m", "cramming_nb.app", "predict", "first"]
+    done = subprocess.run(call, cwd=finished.home, input=b"\xef\xbb\xbfa [MASK]\n", capture_output=True)
+    assert done.returncode == 0 and done.stdout.startswith(b"a [MASK]\n")
+
+
+CLOSED = {"<&-": (2, "no text"), ">&-": (0, ""), "2>&-": (0, ""), ">&- 2>&- <&-": (2, "")}
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_closed_streams(closed, finished):
+    code, words = CLOSED[closed]
+    text = "" if "<" in closed else "'a [MASK]'"
+    shell = f"exec {shlex.quote(sys.executable)} -m cramming_nb.app predict first {text} {closed}"
+    done = subprocess.run(shell, shell=True, cwd=finished.home, capture_output=True, text=True)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
+LOADING = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+class Interrupting:
+    def find_spec(self, name, *more):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from cramming_nb.app.__main__ import program
+sys.argv = ["cram", "predict", "nosuch", "a [MASK]"]
+sys.exit(program())"""
+
+
+@pytest.mark.parametrize("name", ["tyro", "yaml", "cramming_nb.app.cli", "numpy", "torch", "safetensors"])
+def test_interrupted_while_modules_are_loaded(name, tmp_path):
+    """Nothing is half loaded, and no traceback shown."""
+    (tmp_path / "runs" / "nosuch").mkdir(parents=True)
+    (tmp_path / "runs" / "nosuch" / "config.json").write_text("{}")
+    call = [sys.executable, "-c", LOADING.format(name=name)]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr in ("", "cram: interrupted\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv, wanted",
+    {
+        "run --set a=1 --set b=2 c=3": "run --set a=1 b=2 c=3",
+        "run --set=a=1 --seed=3 pocket --set=b=2": "run pocket --set a=1 b=2 --seed=3",
+        "finetune mine --text one --kind classes --text two": "finetune mine --text one two --kind classes",
+        "lab list.yaml --only a --jobs 2 --only b": "lab list.yaml --only a b --jobs 2",
+        "run --snapshots 0.1 --snapshots 0.5 --name=-x": "run --snapshots 0.1 0.5 --name=-x",
+        "predict mine --top 3 text": "predict mine --top 3 text",
+    }.items(),
+)
+def test_an_option_given_twice_adds_up(argv, wanted):
+    assert cli.joined(shlex.split(argv)) == shlex.split(wanted)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["--source a --source b", "--seed 1 --seed=2", "--data-dir a --data_dir b", "--probes --probes", "--set a=1 --set a=2"],
+)
+def test_an_option_given_twice_is_refused(argv, tmp_path):
+    said = command("run", *shlex.split(argv), cwd=tmp_path)
+    assert said.code == 2 and "twice" in said.err and said.err.count("\n") == 1
+
+
+def test_a_tilde_is_the_home_folder(tiny, tmp_path):
+    """A shell leaves it in --data-dir=~/x."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path / "home"))
+        said = command("data", "build", *tiny.options()[:3], "--data-dir=~/x", cwd=tmp_path)
+    assert said.code == 0 and list(tmp_path.glob("home/x/corpus-*")) and not (tmp_path / "~").exists()
+    assert cli.with_home("~ is a [MASK]") == "~ is a [MASK]" and "~" not in cli.with_home("files:~/a.txt")
+
+
+def test_a_user_without_a_home(tiny, tmp_path, monkeypatch):
+    def unknown(*user):
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "CRAM_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    said = command("data", "build", *tiny.options()[:3], cwd=tmp_path)
+    assert said.code == 2 and lines(said.err)[-1].endswith("name a folder for corpora with --data-dir")
+    assert command("data", "build", *tiny.options()[:3], "--data-dir", "data", cwd=tmp_path).code == 0
+
+
 def test_a_second_sigterm_finds_it_leaving():
     """Slurm and `timeout` signal the whole group, so that it may come twice."""
     code = """import atexit, signal

@@ -96,6 +96,21 @@ def test_unknown_choices_are_refused(tiny, tmp_path):
     assert said.code == 2 and "choose one of auto, always, never" in said.err
 
 
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TMPDIR"])
+def test_a_path_with_blanks_is_told(variable, tmp_path, monkeypatch):
+    """torch's own command for the compiler has no quotes."""
+    monkeypatch.setattr(Device, "compiler", lambda self: "/usr/bin/g++")
+    assert Device().compile_problem() == ""
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv(variable, str(folder))
+    with pytest.raises(UserError, match=f"training.compile=always: .*blanks in a path, as in {folder}"):
+        should_compile(TrainingConfig(compile="always"), Hardware.detect(), 1e6)
+    assert not should_compile(TrainingConfig(), Hardware.detect(), 1e6)
+
+
 def test_without_a_compiler_a_run_says_so_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(Device, "compiler", lambda self: None)
     options = ["pretrain", *tiny.options("1ktok"), "--name", "run", "--set"]

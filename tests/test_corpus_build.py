@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,49 +19,41 @@ from conftest import Killable, child, command, hidden, sentence, write_jsonl
 
 from cramming_nb import corpus as corpus_module
 from cramming_nb.corpus import (
-    SHUFFLED_CHUNKS,
+    SHUFFLED_BLOCKS,
+    TEXT,
     Corpus,
     CorpusConfig,
     chosen_tokens,
-    chunk_tokens,
-    count_tokens,
     get_corpus,
     pack,
     shuffled_tokens,
-    tokenise,
+    tokens_schema,
 )
-from cramming_nb.data import BATCH, batches
+from cramming_nb.data import BATCH, compressible
 from cramming_nb.engine.errors import UserError
-from cramming_nb.engine.files import (
-    ShardedArray,
-    atomic_write,
-    chunk_paths,
-    lock,
-    shard_paths,
-    write_chunk,
-    write_shards,
-)
-from cramming_nb.engine.jobs import Local, add_rates, run_stage
-from cramming_nb.tokenizer import train_tokenizer
+from cramming_nb.engine.files import atomic_write, lock, read_arrow, write_arrow
+from cramming_nb.engine.jobs import Local, Unfinished, add_rates, run_stage
+from cramming_nb.engine.sources import Source, documents
+from cramming_nb.tokenizer import count_tokens, tokenise, train_tokenizer
 
 CONFIG = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0.6, heldout=0.05, sample=200_000)
 SETTINGS = "corpus.vocab_size=400 corpus.seq_length=32 corpus.filter_threshold=0.6 corpus.order=sentence_length".split()
 
 
-small_batches = partial(batches, size=BATCH // 8)  # so that an eighth of the text makes as many chunks
+SMALL = BATCH // 8  # characters of a batch, so that an eighth of the text makes as many blocks
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_chunks():
+def small_batches():
     """Let builds of this process read in small batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "batches", small_batches)
+        patch.setattr(corpus_module, "BATCH", SMALL)
         yield
 
 
 def build(*given):
     """The body of a process that builds a corpus, also in small batches."""
-    corpus_module.batches = small_batches
+    corpus_module.BATCH = SMALL
     child(*given)
 
 
@@ -91,7 +82,7 @@ def source(large) -> str:
 @pytest.fixture(scope="module")
 def expected(source, tmp_path_factory) -> Corpus:
     """What one process makes of it."""
-    return get_corpus(source, CONFIG, tmp_path_factory.mktemp("one"), progress=False, engine=Local(1))
+    return get_corpus(source, CONFIG, tmp_path_factory.mktemp("one"), progress=False, engine=Local(1), keep=True)
 
 
 def same(corpus: Corpus, other: Corpus) -> bool:
@@ -99,7 +90,7 @@ def same(corpus: Corpus, other: Corpus) -> bool:
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(source, expected, tmp_path):
-    assert len(chunk_paths(next(expected.folder.parent.glob("text-*")))) > 3
+    assert len(list(expected.folder.parent.glob("documents-*/tokens-*.arrow"))) > 3
     for count in (2, 3):
         assert same(get_corpus(source, CONFIG, tmp_path / str(count), progress=False, engine=Local(count)), expected)
 
@@ -120,20 +111,32 @@ def test_rows_depend_on_every_setting(large, tmp_path):
     ]
     for change in changes:
         config = CorpusConfig(**dict(vocab_size=400, seq_length=32, filter_threshold=0.6, sample=200_000) | change)
-        corpus = get_corpus(source, config, tmp_path, progress=False, engine=Local(1))
+        corpus = get_corpus(source, config, tmp_path, progress=False, engine=Local(1), keep=True)
         seen.add(corpus.manifest["files"]["train"]["sha256"])
     assert len(seen) >= len(changes) - 1  # the normaliser does not matter to plain ASCII
     kinds = [path.name.split("-")[0] for path in tmp_path.iterdir()]
-    assert kinds.count("text") == 1 and kinds.count("dedup") == 1
-    assert kinds.count("tokens") == 4  # another vocabulary, dedup, another normaliser
+    assert kinds.count("documents") == 4  # another vocabulary, dedup, another normaliser
 
 
-MOMENTS = {  # a stage, and what is there when it is killed
-    "read": "text-*/00000-*.parquet",
-    "tokenizer": "text-*/manifest.json",
-    "tokenise": "tokens-*/00000-*.parquet",
-    "rows": "tokens-*/manifest.json",
-    "order": "corpus-*/packed-*.bin",
+def test_documents_are_deleted_when_the_rows_stand(large, tmp_path):
+    source, other = f"files:{large}/a.jsonl", CorpusConfig(**{**CONFIG.__dict__, "order": "unigram"})
+    first = get_corpus(source, CONFIG, tmp_path, progress=False, engine=Local(1))
+    assert [path.name for path in tmp_path.iterdir()] == [first.folder.name]
+    kept = get_corpus(source, other, tmp_path, progress=False, engine=Local(1), keep=True)
+    (stage,) = tmp_path.glob("documents-*")
+    made = {path: path.stat().st_mtime_ns for path in stage.glob("*.arrow")}
+    third = CorpusConfig(**{**CONFIG.__dict__, "order": "fragment"})
+    get_corpus(source, third, tmp_path, progress=False, engine=Local(1), keep=True)
+    assert {path: path.stat().st_mtime_ns for path in stage.glob("*.arrow")} == made
+    assert np.array_equal(np.sort(kept.rows[:], 0), np.sort(first.rows[:], 0))  # the same tokens, in another order
+
+
+MOMENTS = {  # a step, and what is there when it is killed
+    "read": "documents-*/text-00000.arrow",
+    "tokenizer": "documents-*/text-00001.arrow",
+    "tokenise": "documents-*/tokens-*.arrow",
+    "rows": "documents-*/manifest.json",
+    "order": "corpus-*/packed.npy",
 }
 
 
@@ -145,10 +148,8 @@ def test_killed_build_goes_on(moment, source, expected, tmp_path):
     run.wait_for(lambda: list(cache.glob(MOMENTS[moment])))
     children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
     assert run.send(signal.SIGKILL) in (-9, 0)
-    finished = {
-        path: path.stat().st_mtime_ns for path in cache.glob("*/*") if path.name[0] != "." and path.name[:6] != "packed"
-    }
-    said = command(*argv, cwd=tmp_path, cache=cache)
+    finished = {path: path.stat().st_mtime_ns for path in cache.glob("documents-*/t*.arrow")}
+    said = command(*argv, "--keep", cwd=tmp_path, cache=cache)
     assert said.code == 0, said.err
     (manifest,) = cache.glob("corpus-*/manifest.json")
     assert same(Corpus(manifest.parent), expected)
@@ -169,73 +170,47 @@ def test_a_corpus_without_probes(tmp_path):
     corpus.verify()
 
 
-def test_killed_packing_goes_on_at_the_next_shard(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "SHARD_BYTES", 1 << 17)  # several shards
-    sort_shards = corpus_module.sort_shards
+def documents_in_blocks(folder: Path, num_blocks: int, documents_each: int) -> pyarrow.Table:
+    """Blocks of short documents; all tokens of a document are its number."""
+    schema = tokens_schema(400).append(TEXT.field("fingerprint"))
 
-    def killed(*args):
-        raise KeyboardInterrupt
+    def blocks():
+        for block in range(num_blocks):
+            numbers = block * documents_each + np.arange(documents_each)
+            ones = np.ones(documents_each, np.int64)
+            tokens = [[number] * 3 for number in numbers]
+            yield dict(tokens=tokens, length=3 * ones, cost=ones, fingerprint=numbers.astype(np.uint64))
 
-    def build(folder: str) -> Corpus:
-        return get_corpus(source, CONFIG, tmp_path / folder, progress=False, engine=Local(1))
-
-    whole_build = build("undisturbed")
-    monkeypatch.setattr(corpus_module, "sort_shards", killed)
-    with pytest.raises(KeyboardInterrupt):
-        build("killed")
-    monkeypatch.setattr(corpus_module, "sort_shards", sort_shards)
-    (folder,) = (tmp_path / "killed").glob("corpus-*")
-    packed = shard_paths(folder, "packed")
-    assert len(packed) > 3
-    times = {path: path.stat().st_mtime_ns for path in packed[:2]}
-    for path in packed[2:]:
-        path.unlink()
-    written = []
-
-    def noted(folder, name, chunks, size):
-        write_shards(folder, name, chunks, size)
-        if name == "packed":
-            written.extend(shard_paths(folder, "packed"))
-            assert {path: path.stat().st_mtime_ns for path in times} == times, "a finished shard was made again"
-
-    monkeypatch.setattr(corpus_module, "write_shards", noted)
-    assert same(build("killed"), whole_build)
-    assert written == packed  # the same content, by the hashes in their names
+    write_arrow(folder / "tokens.arrow", blocks(), schema)
+    return read_arrow(folder / "tokens.arrow")
 
 
-def chunks_of_tokens(folder: Path, num_chunks: int, documents_each: int) -> Path:
-    """Chunks of short documents; all tokens of a document are its number."""
-    folder.mkdir()
-    for chunk in range(num_chunks):
-        numbers = [chunk * documents_each + i for i in range(documents_each)]
-        write_chunk(folder / f"00000-{chunk:05}.parquet", dict(tokens=[[number] * 3 for number in numbers]))
-    return folder
+def test_documents_are_shuffled_over_blocks_and_a_few_blocks_are_held(tmp_path, monkeypatch):
+    each, num_blocks = 20, 3 * SHUFFLED_BLOCKS + 1
+    table = documents_in_blocks(tmp_path, num_blocks, each)
+    chosen = np.arange(0, num_blocks * each, 2)  # half of the documents
+    read, block_tokens = [], corpus_module.block_tokens
 
+    def noted(documents, number, positions):
+        read.append(number)
+        return block_tokens(documents, number, positions)
 
-def test_documents_are_shuffled_over_chunks_and_a_few_chunks_are_held(tmp_path, monkeypatch):
-    each, num_chunks = 20, 3 * SHUFFLED_CHUNKS + 1
-    folder = chunks_of_tokens(tmp_path / "tokens", num_chunks, each)
-    chosen = np.arange(0, num_chunks * each, 2)  # half of the documents
-    read = []
-
-    def noted(path, positions):
-        read.append(path)
-        return chunk_tokens(path, positions)
-
-    monkeypatch.setattr(corpus_module, "chunk_tokens", noted)
+    monkeypatch.setattr(corpus_module, "block_tokens", noted)
     parts, read_before = [], [0]
-    for part in shuffled_tokens(folder, chosen):
+    for part in shuffled_tokens(table, chosen):
         parts.append(part.reshape(-1, 3))
         read_before.append(len(read))
-    assert max(np.diff(read_before)) <= SHUFFLED_CHUNKS  # so many are in memory at a time
-    assert sorted(read) == chunk_paths(folder) and read != chunk_paths(folder)  # each once, in another order
-    documents = np.concatenate(parts)
-    assert (documents == documents[:, :1]).all() and sorted(documents[:, 0]) == chosen.tolist()
-    from_chunks = documents[:, 0] // each
-    assert len(set(from_chunks[:50].tolist())) > 8
-    assert np.mean(from_chunks[1:] == from_chunks[:-1]) < 0.2
-    assert np.array_equal(np.concatenate(list(shuffled_tokens(folder, chosen))).reshape(-1, 3), documents)
-    assert list(shuffled_tokens(folder, chosen[:0])) == []
+    assert max(np.diff(read_before)) <= SHUFFLED_BLOCKS  # so many are in memory at a time
+    assert sorted(read) == list(range(num_blocks)) and read != sorted(read)  # each once, in another order
+    found = np.concatenate(parts)
+    assert (found == found[:, :1]).all() and sorted(found[:, 0]) == chosen.tolist()
+    from_blocks = found[:, 0] // each
+    assert len(set(from_blocks[:50].tolist())) > 8
+    assert np.mean(from_blocks[1:] == from_blocks[:-1]) < 0.2
+    assert np.array_equal(np.concatenate(list(shuffled_tokens(table, chosen))).reshape(-1, 3), found)
+    assert list(shuffled_tokens(table, chosen[:0])) == []
+    in_order = np.concatenate(list(chosen_tokens(table, chosen))).reshape(-1, 3)
+    assert in_order[:, 0].tolist() == chosen.tolist()
 
 
 def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_path):
@@ -245,7 +220,7 @@ def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_
     config = CorpusConfig(vocab_size=120, seq_length=16, filter_threshold=0, heldout=0.2, order="random")
     corpus = get_corpus(docs, config, tmp_path, progress=False)
 
-    def order_of(rows: ShardedArray) -> list[str]:
+    def order_of(rows: np.ndarray) -> list[str]:
         words = " ".join(corpus.tokenizer.decode_batch(rows[:].tolist())).split()
         return list(dict.fromkeys(word for word in words if word in names))
 
@@ -257,15 +232,14 @@ def test_training_documents_are_shuffled_and_held_out_ones_keep_their_order(tmp_
 
 
 def test_held_out_rows_are_packed_in_the_order_of_the_text(expected):
-    tokens = next(expected.folder.parent.glob("tokens-*"))
-    text = next(expected.folder.parent.glob("text-*"))
-    unique = corpus_module.first_copies(corpus_module.read_column(text, "fingerprint"))
-    sizes, costs = corpus_module.read_column(text, "characters"), corpus_module.read_column(tokens, "cost")
-    kept = unique[corpus_module.compressible(costs[unique], sizes[unique], CONFIG.filter_threshold)]
-    prints = corpus_module.read_column(text, "fingerprint")[kept]
-    split = corpus_module.split_documents(prints, sizes[kept], CONFIG.heldout, CONFIG.probe)
-    rows = np.concatenate(list(pack(chosen_tokens(tokens, kept[split == 1]), CONFIG.seq_length)))
-    assert np.array_equal(expected.heldout[:], rows)
+    (stage,) = expected.folder.parent.glob("documents-*")
+    table = corpus_module.open_documents(stage)
+    prints, sizes, costs = (table[name].to_numpy() for name in ("fingerprint", "characters", "cost"))
+    unique = corpus_module.first_copies(prints)
+    kept = unique[compressible(costs[unique], sizes[unique], CONFIG.filter_threshold)]
+    split = corpus_module.split_documents(prints[kept], sizes[kept], CONFIG.heldout, CONFIG.probe)
+    rows = np.concatenate(list(pack(chosen_tokens(table, kept[split == 1]), CONFIG.seq_length)))
+    assert np.array_equal(expected.heldout, rows)
 
 
 def test_two_builds_at_once(source, expected, tmp_path):
@@ -282,11 +256,11 @@ def test_two_builds_at_once(source, expected, tmp_path):
 def built(large, tmp_path_factory) -> Path:
     """All stages of one of the files."""
     folder = tmp_path_factory.mktemp("built")
-    get_corpus(f"files:{large}/a.jsonl", CONFIG, folder, progress=False, engine=Local(1))
+    get_corpus(f"files:{large}/a.jsonl", CONFIG, folder, progress=False, engine=Local(1), keep=True)
     return folder
 
 
-@pytest.mark.parametrize("name", ["text-*/*.parquet", "tokens-*/*.parquet", "text-*/manifest.json"])
+@pytest.mark.parametrize("name", ["documents-*/text-*.arrow", "documents-*/tokens-*.arrow", "documents-*/manifest.json"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
 def test_damaged_stage_is_not_used(name, how, built, large, tmp_path):
     source = f"files:{large}/a.jsonl"
@@ -306,16 +280,16 @@ def test_damaged_stage_is_not_used(name, how, built, large, tmp_path):
 
 def test_a_corpus_opens_by_its_sizes_and_is_verified_by_its_hashes(expected, tmp_path):
     folder = shutil.copytree(expected.folder, tmp_path / "corpus")
-    shard, probes = folder / expected.manifest["files"]["train"]["shards"][0], folder / "probe.jsonl"
+    rows, probes = folder / "train.npy", folder / "probe.jsonl"
     Corpus(folder).verify()
-    for path, use in ((shard, Corpus.verify), (probes, Corpus.verify), (probes, Corpus.probe_documents)):
+    for path, use in ((rows, Corpus.verify), (probes, Corpus.verify), (probes, Corpus.probe_documents)):
         data = path.read_bytes()
         path.write_bytes(data[:500] + bytes([data[500] ^ 4]) + data[501:])
         with pytest.raises(UserError, match=f"{path.name} is damaged"):
             use(Corpus(folder))
         path.write_bytes(data)
-    os.truncate(shard, shard.stat().st_size - 1)
-    with pytest.raises(UserError, match=f"{shard.name} is damaged"):
+    os.truncate(rows, rows.stat().st_size - 1)
+    with pytest.raises(UserError, match=f"{rows.name} is damaged"):
         Corpus(folder)
 
 
@@ -352,9 +326,9 @@ def test_odd_documents(what, tmp_path):
 def test_very_many_documents_of_one_word(tmp_path):
     docs = [dict(text=f"w{i}", id="", source="") for i in range(125_000)]
     config = CorpusConfig(vocab_size=300, seq_length=32, filter_threshold=0, sample=100_000)
-    corpus = get_corpus(docs, config, tmp_path, progress=False)
+    corpus = get_corpus(docs, config, tmp_path, progress=False, keep=True)
     assert corpus.manifest["stages"][1]["documents"] == 125_000
-    assert len(chunk_paths(next(tmp_path.glob("text-*")))) > 10
+    assert len(list(tmp_path.glob("documents-*/tokens-*.arrow"))) > 10
 
 
 def test_one_document_of_many_chunks(tmp_path):
@@ -372,11 +346,11 @@ def test_one_document_of_many_chunks(tmp_path):
     [
         ("cut.jsonl", b'{"text": "the old garden"}\n{"text": "cut o', "line 2: not JSON"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "the old garden"}\n' * 999)[:-9], "cannot be read to its end"),
-        ("bytes.jsonl", b'{"text": "\xff\xfe and so on"}\n', "usable documents"),
-        ("quote.csv", b'text,n\nthe garden,1\n"the river,2\nthe kettle,3\n', "after line 2 .*check its quotes"),
-        ("quoted.csv", b'text,n\n"the garden" and more,1\n', "after line 1 .*check its quotes"),
+        ("bytes.jsonl", b'{"text": "\xff\xfe and so on"}\n', "8.0% of its bytes are not UTF-8"),
+        ("quote.csv", b'text,n\nthe garden,1\n"the river,2\nthe kettle,3\n', "line 3: .*check its quotes"),
+        ("quoted.csv", b'text,n\n"the garden" and more,1\n', "line 2: .*check its quotes"),
         ("short.csv", b'n,text\n1,the garden\nand a river\n', "line 3: fewer cells than the header"),
-        ("absent.jsonl", b'{"text": "the garden"}\n{"n": 1}\n', "no text in column 'text' of row 2"),
+        ("absent.jsonl", b'{"text": "the garden"}\n{"n": 1}\n', "line 2: no text in column 'text'"),
         ("nulls.jsonl", b'{"text": null}\n' * 9, "the text has 0 usable documents"),
         ("nul.jsonl", b'{"text": "a"}\n\0\0\0\n', "line 2: not JSON"),
         ("tokens.jsonl#input_ids", b'{"input_ids": [1, -2]}\n', "tokenizer"),
@@ -508,19 +482,103 @@ def test_inspect_shows_rows_statistics_and_a_picture(finished, tmp_path):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+# Large sources
+
+
+def dataset(folder: Path, num_files: int, each: int = 40) -> str:
+    """A folder with the layout of a dataset on the hub."""
+    (folder / "data").mkdir(parents=True)
+    docs = documents_of(num_files * each)
+    for number in range(num_files):
+        rows = [dict(text=doc["text"]) for doc in docs[number * each : (number + 1) * each]]
+        write_jsonl(folder / "data" / f"train-{number:05}.jsonl", rows)
+    return f"hub:{folder}"
+
+
+def test_a_build_from_the_hub_goes_on_at_the_next_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset(Path("texts"), 10)
+    whole = get_corpus("hub:texts", CONFIG, tmp_path / "whole", progress=False, engine=Local(1))
+    read_part, begun = corpus_module.read_part, []
+
+    def lost(part, path, *more):
+        begun.append(path.name)
+        if len(begun) == 5:
+            raise Unfinished("the connection was lost")
+        return read_part(part, path, *more)
+
+    monkeypatch.setattr(corpus_module, "read_part", lost)
+    with pytest.raises(Unfinished):
+        get_corpus("hub:texts", CONFIG, tmp_path / "lost", progress=False, engine=Local(1))
+    assert len(list(tmp_path.glob("lost/documents-*/text-*.arrow"))) == 4
+    assert same(get_corpus("hub:texts", CONFIG, tmp_path / "lost", progress=False, engine=Local(1)), whole)
+    assert begun[5:] == [f"text-{number:05}.arrow" for number in range(4, 10)]
+    monkeypatch.setattr(corpus_module, "read_part", read_part)
+    assert same(get_corpus("hub:texts", CONFIG, tmp_path / "two", progress=False, engine=Local(2)), whole)
+
+
+def test_a_stream_that_breaks_off_is_opened_again(tmp_path, monkeypatch):
+    from datasets import IterableDataset
+
+    from cramming_nb.engine import sources
+
+    monkeypatch.setattr(sources.time, "sleep", lambda seconds: None)
+    monkeypatch.chdir(tmp_path)
+    dataset(Path("texts"), 1)
+    expected = [doc["text"] for doc in documents("hub:texts")]
+    failures, whole = [], IterableDataset.__iter__
+
+    def breaks(self):
+        for number, row in enumerate(whole(self)):
+            if number == 7 and len(failures) < 3:
+                failures.append(number)
+                raise ConnectionError("server disconnected")
+            yield row
+
+    monkeypatch.setattr(IterableDataset, "__iter__", breaks)
+    assert [doc["text"] for doc in documents("hub:texts")] == expected and len(failures) == 3
+    monkeypatch.setattr(IterableDataset, "__iter__", lambda self: iter([][0:1] or _gone()))
+    with pytest.raises(Unfinished, match="hub:texts: row 1: no route to host; what was read stays, so run it again"):
+        list(documents("hub:texts"))
+
+
+def _gone():
+    raise OSError("no route to host")
+    yield
+
+
+def test_a_large_source_is_forecast_and_refused_if_the_disk_is_too_small(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dataset(Path("texts"), 12)
+    corpus = get_corpus("hub:texts", CONFIG, tmp_path / "cache", engine=Local(1), keep=True)
+    said = capsys.readouterr()
+    line = next(line for line in (said.out + said.err).splitlines() if line.startswith("about "))
+    assert line.startswith("about 480 documents, 0 million tokens; 0.0 GB to read, ")
+    (stage,) = tmp_path.glob("cache/documents-*")
+    found = corpus_module.estimate_build(stage / "text-00000.arrow", 12, CONFIG, 1)
+    tokens = corpus_module.open_documents(stage)["length"].to_numpy().sum()
+    assert 0.8 < found["tokens"] / tokens < 1.25
+    on_disk = sum(path.stat().st_size for path in stage.glob("*.arrow"))
+    assert on_disk < found["disk"] < 3 * on_disk
+    full = shutil._ntuple_diskusage(10**9, 10**9, 1000)
+    monkeypatch.setattr(corpus_module.shutil, "disk_usage", lambda path: full)
+    with pytest.raises(UserError, match="has room for 0.0 GB: name another folder with --data-dir, or read less"):
+        get_corpus("hub:texts", CONFIG, tmp_path / "small", progress=False, engine=Local(1))
+    assert len(list(tmp_path.glob("small/documents-*/text-*.arrow"))) == 1  # what was read stays
+    assert corpus.rows.shape[1] == 32
+
+
+def test_a_mixture_reads_a_share_of_each_source(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", documents_of(400))
+    write_jsonl(tmp_path / "b.jsonl", [dict(text=f"number {i}", id=f"b{i}") for i in range(400)])
+    mix = [Source("files", f"{tmp_path}/a.jsonl", share=0.25), dict(kind="files", path=f"{tmp_path}/b.jsonl", first=10)]
+    found = list(documents(mix))
+    assert found == list(documents(f"0.25*files:{tmp_path}/a.jsonl + {tmp_path}/b.jsonl[:10]"))
+    assert 60 < sum(doc["id"][0] != "b" for doc in found) < 140 and found[-1]["id"] == "b9"
+    assert get_corpus(mix, CONFIG, tmp_path / "cache", progress=False).manifest["stages"][0]["documents"] == len(found)
+
+
 # The mechanics of stages
-
-
-def test_shards_read_like_one_array(tmp_path):
-    rows = np.arange(70, dtype=np.uint16).reshape(14, 5)
-    write_shards(tmp_path, "t", np.split(rows, [3, 3, 11]), 4)
-    found = ShardedArray(shard_paths(tmp_path, "t"), rows.shape, "uint16", 4)
-    assert len(found) == 14 and len(shard_paths(tmp_path, "t")) == 4
-    for index in (0, -1, 13, slice(None), slice(2, 9), slice(9, 2, -2), [13, 0, 0, -14], np.array([4, 3]), []):
-        assert np.array_equal(found[index], rows[np.asarray(index, int) if isinstance(index, list) else index])
-    for index in (14, [-15]):
-        with pytest.raises(IndexError):
-            found[index]
 
 
 def test_a_stage_is_complete_or_goes_on(tmp_path):

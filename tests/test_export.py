@@ -48,6 +48,7 @@ ARCHITECTURES = {
     "documents": Architecture(**SMALL, document_attention=True, block_mixing=1, qk_norm=True),
     "fourier": Architecture(**SMALL, token_mixing="fourier", norm="rms_norm"),
     "untied": Architecture(**SMALL, tie_embeddings=False, embedding_size=16, head_transform="linear"),
+    "output bias": Architecture(**SMALL, decoder_bias=True),
     "sandwich": Architecture(**SMALL, norm_placement="sandwich", position="sinusoidal", embedding_norm=False),
 }
 
@@ -182,7 +183,7 @@ def test_encoder_alone(exported):
 @pytest.mark.parametrize("name", ["pocket", "documents", "fourier"])
 @torch.no_grad()
 def test_no_mask_where_nothing_is_padded(name, exported, monkeypatch):
-    """Attention has a faster path without a mask; a head that pools is given one nevertheless."""
+    """Attention has a faster path without a mask, whatever the head."""
     given = []
 
     def watch(padding_mask, *more):
@@ -193,17 +194,82 @@ def test_no_mask_where_nothing_is_padded(name, exported, monkeypatch):
     folder, batch, full = exported(name), padded(), padded((32, 32))
     mask = full["attention_mask"].bool()
     ours = model(ARCHITECTURES[name])
-    heads = dict.fromkeys(("MaskedLM", "TokenClassification"), True)
-    heads |= dict.fromkeys(("SequenceClassification", "QuestionAnswering"), False)
-    for head, is_free in heads.items():
+    for head in ("MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         theirs = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder).eval()
         given.clear()
         without, with_ones = theirs(full["input_ids"])[0], theirs(**full)[0]
         theirs(**batch)
         assert torch.allclose(without, with_ones, atol=1e-6)
-        assert [padding is None for padding in given] == [is_free, is_free, False]
+        assert [padding is None for padding in given] == [True, True, False]
         if head == "MaskedLM":
             assert torch.allclose(with_ones, ours(full["input_ids"], attention_mask=mask), atol=1e-5)
+
+
+HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+@pytest.mark.parametrize("head", HEADS)
+@torch.no_grad()
+def test_usual_interface_of_an_encoder(head, exported):
+    """Embeddings in the place of ids, hidden states, positions that say nothing new, and what wrappers pass as None."""
+    theirs = getattr(transformers, f"AutoModel{head}").from_pretrained(exported("untied")).eval()
+    batch = padded()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    plain = theirs(ids, mask)[0]
+    embeds = theirs.get_input_embeddings()(ids)
+    assert torch.equal(theirs(inputs_embeds=embeds, attention_mask=mask)[0], plain)
+    unused = dict(inputs_embeds=None, position_ids=torch.arange(32)[None], output_attentions=None, token_type_ids=ids)
+    found = theirs(ids, mask, output_hidden_states=True, **unused)
+    assert torch.equal(found[0], plain) and theirs(ids, mask).hidden_states is None
+    first, *_, last = found.hidden_states
+    assert len(found.hidden_states) == 3 and first.shape == last.shape == (3, 32, 32)
+    assert torch.equal(last, theirs.model.encoder(ids, attention_mask=mask.bool()))
+    assert not theirs.model.encoder.embedding._forward_hooks
+    theirs.config.output_hidden_states = True
+    assert len(theirs(ids, return_dict=False)[-1]) == 3
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_these_models_cannot_do_is_said(head, exported):
+    theirs, ids = getattr(transformers, f"AutoModel{head}").from_pretrained(exported("pocket")), torch.ones(1, 40).long()
+    for words, options in {
+        "the text has 40 tokens, and this model reads 32; cut it": dict(input_ids=ids),
+        "40 tokens": dict(inputs_embeds=torch.ones(1, 40, 32)),
+        "leave position_ids out": dict(input_ids=ids[:, :3], position_ids=torch.tensor([[0, 1, 0]])),
+        "leave output_attentions out": dict(input_ids=ids[:, :3], output_attentions=True),
+        "either input_ids or inputs_embeds": {},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            theirs(**options)
+    with pytest.raises(TypeError, match="segment_ids"):
+        theirs(ids[:, :3], segment_ids=ids[:, :3])
+
+
+@pytest.mark.parametrize("size", [70, 60])
+@pytest.mark.parametrize("name", ["pocket", "untied", "output bias"])
+@torch.no_grad()
+def test_vocabulary_of_another_size(name, size, exported, tmp_path):
+    theirs, ids = transformers.AutoModelForMaskedLM.from_pretrained(exported(name)).eval(), padded()["input_ids"] % 50
+    before = theirs(ids).logits
+    theirs.resize_token_embeddings(size, mean_resizing=False)
+    after = theirs(ids).logits
+    assert after.shape[-1] == theirs.config.vocab_size == theirs.get_input_embeddings().num_embeddings == size
+    assert torch.allclose(after[..., :60], before[..., :60], atol=1e-5)
+    theirs.save_pretrained(tmp_path)
+    assert torch.equal(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(ids).logits, after)
+
+
+@pytest.mark.parametrize("schema", [None, 1, 3])
+def test_what_another_version_exported_is_refused_in_one_line(schema, exported):
+    """Its rotary positions pair other features, so the same weights would be another model."""
+    folder = exported("pocket")
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("schema") == 2
+    (folder / "config.json").write_text(json.dumps(config | (dict(schema=schema) if schema else {})))
+    with pytest.raises(UserError, match="another version of cramming_nb exported it"):
+        load_model(folder)
+    with pytest.raises(UserError, match="another version of cramming_nb exported it"):
+        transformers.AutoModelForMaskedLM.from_pretrained(folder)
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ class Scene:
         return folder
 
     def shard(self, name: str) -> Path:
-        return next(self.corpus().glob(f"{name}-*.bin"))
+        return self.corpus() / f"{name}.npy"
 
     def outcome(self) -> dict:
         return json.loads((self.folder / "pretraining.json").read_text())
@@ -138,17 +138,17 @@ def edit(path: Path, change):
 BETWEEN = {  # name: (harm between stop and resume, words of the line that refuses, what mends it)
     "shard gone": (
         lambda s: s.shard("train").unlink(),
-        ["train-", ".bin is damaged", "delete the folder", "run again"],
+        ["train.npy is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "shard flipped": (
         lambda s: edit(s.shard("train"), lambda data: flip(data, 5000)),
-        ["train-", ".bin is damaged", "delete the folder", "run again"],
+        ["train.npy is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "held-out rows flipped": (
         lambda s: edit(s.shard("heldout"), lambda data: flip(data, 100)),
-        ["heldout-", ".bin is damaged", "delete the folder", "run again"],
+        ["heldout.npy is damaged", "delete the folder", "run again"],
         lambda s: shutil.rmtree(s.corpus()),
     ),
     "corpus gone": (lambda s: shutil.rmtree(s.cache), [], None),
@@ -305,6 +305,18 @@ def test_disk_refuses_the_outcome(scene, undisturbed):
     assert scene.run().code == 0
     assert contents(scene.folder / "checkpoints") == before  # there was nothing left to train
     assert learned(scene.folder) == learned(undisturbed)
+
+
+@pytest.mark.parametrize("room", [100, 20_000])
+def test_disk_refuses_an_export(room, disk, a_copy):
+    """The weights, or the first small file, find no room: one line, and the former export is as it was."""
+    before = contents(a_copy.folder / "export")
+    disk(room)
+    result = a_copy.command("export", "first")
+    disk(0)
+    one_line(result, "make room, or choose a folder you may write to")
+    assert contents(a_copy.folder / "export") == before and hidden(a_copy.home) == []
+    assert a_copy.command("export", "first").code == 0
 
 
 def test_log_deleted_under_way(scene, undisturbed):

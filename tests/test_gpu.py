@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 import torch
 
+from cramming_nb.app.finetuning import evaluate
 from cramming_nb.app.probes import probe_tasks
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import get_corpus
@@ -24,7 +25,7 @@ from cramming_nb.engine.hardware import (
     is_out_of_memory,
     matrix_rate,
 )
-from cramming_nb.finetuning import FineTuner, evaluate
+from cramming_nb.glue import FineTuner
 from cramming_nb.objective import ObjectiveConfig, mask_rows
 from cramming_nb.recipes import change, load_recipe
 from cramming_nb.training import Gradients, Learner, choose_micro_batch, heldout_loss, pretrain
@@ -324,10 +325,10 @@ def test_recorded_steps_are_the_plain_ones(make_learner, on_gpu, monkeypatch):
         if not recorded:
             monkeypatch.setattr(type(on_gpu.device), "recorder", lambda device: None)
         tuner = FineTuner(arch, None, learner.corpus.tokenizer, task, protocol, 0, on_gpu)
-        before = tuner.encoder_weights()
+        before = {name: weight.detach().clone() for name, weight in tuner.optimizer.named.items()}
         tuner.train()
-        weights[recorded] = tuner.encoder_weights()
-        numbers[recorded] = len(tuner.recordings.by_shape) if recorded else 0
+        weights[recorded] = dict(tuner.optimizer.named)
+        numbers[recorded] = len(tuner.give_gradients.by_shape) if recorded else 0
     assert {len(batch) for batch in tuner.batches} == {16, 90 % 16}  # each epoch ends with a short batch
     assert 1 <= numbers[True] < len(tuner.batches) / 4
     for name, weight in weights[False].items():

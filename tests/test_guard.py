@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import sentence, write_jsonl
 
-from cramming_nb import finetuning
+from cramming_nb.app import finetuning
 from cramming_nb.data import BATCH
 from cramming_nb.engine.files import NO_GUARD, NO_GUARD_CODE, lock
 from cramming_nb.engine.jobs import Local
@@ -37,7 +37,7 @@ def test_a_script_without_a_guard_ends_with_one_line(tmp_path):
 
 
 def fine_tune():
-    list(finetuning.try_together(None, [("one",), ("two",)], finetuning.Workers(1, 2, 1)))
+    list(finetuning.run_together(None, [("one",), ("two",)], finetuning.Workers(1, 2, 1)))
 
 
 STARTS = dict(

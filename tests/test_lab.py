@@ -14,13 +14,13 @@ import torch
 import yaml
 from conftest import Killable, command, lines
 
+from cramming_nb.app.finetuning import plan_workers
 from cramming_nb.app.records import RunRecord
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import Busy, acquire, lock
 from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.engine.hooks import read_log
-from cramming_nb.finetuning import plan_workers
 from cramming_nb.lab import experiments
 from cramming_nb.lab.experiments import Entry, plan_runs, read_list
 

@@ -1,6 +1,7 @@
 """A person's own table of texts and labels becomes a classifier, or an error of one line."""
 
 import csv
+import gzip
 import json
 import random
 import re
@@ -18,6 +19,7 @@ import cramming_nb.app.hf  # noqa: F401
 from cramming_nb.app.export import classify
 from cramming_nb.app.labels import read_labels, train_classifier
 from cramming_nb.app.run import load_run, tokenizer_of
+from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import encode, hold_back
 from cramming_nb.recipes import change
 from cramming_nb.tokenizer import train_tokenizer
@@ -48,7 +50,7 @@ def test_table_becomes_a_classifier(kind, a_copy, run_python):
     argv += ["--text", "question1", "question2"] if kind == "pairs" else []
     said = a_copy.command(*argv)
     assert said.code == 0, said.err
-    for line in ("the same answer to every row", "counting words", "the fine-tuned model"):
+    for line in ("majority baseline", "bag of words", "the fine-tuned model"):
         assert re.search(rf"\| {line} \| -?\d+\.\d \(-?\d+\.\d–-?\d+\.\d\) \|", said.out), said.out
     folder = a_copy.folder / "my table"
     report = (folder / "report.md").read_text()
@@ -105,14 +107,14 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "empty label": (b"text,label\n" + GOOD.encode() + b"more,\n", "", "line 52", "'label'"),
     "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
     "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
-    "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "line 52", "UTF-8"),
+    "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "not UTF-8", "iconv"),
     "latin of an old Mac": (
         b"text,label\r" + GOOD.encode().replace(b"\n", b"\r") + b"caf\xe9,a\r",
         "",
-        "line 52",
-        "UTF-8",
+        "not UTF-8",
+        "iconv",
     ),
-    "quoted name": (b'"a, b, c";label\none;two;a\n', "", "line 2", "3 cells", "has 2"),
+    "quoted name": (b'"a, b, c";label\none;two;a\n', "", "line 2", "more cells than the header (a, b, c, label)"),
     "cells": (b"text,label\none, two,a\n", "", "line 2", "quotes"),
     "quotes": (b'text,label\n"open,a\n' + GOOD.encode(), "", "quotes"),
     "number": (b"text,label\n" + GOOD.encode(), "--kind numbers", "line 2", "'a'"),
@@ -184,6 +186,119 @@ def test_classifier_reads_as_much_as_it_learned_from(a_copy):
     assert json.loads((export / "tokenizer_config.json").read_text())["model_max_length"] == 12
     text = "The old garden follows the quiet river. " * 3
     assert classify(export, [text]) == classify(export, [text + "The bright kettle sings."])
+
+
+def labelled(*labels: str, text: str = "a text") -> str:
+    """A CSV file with sixty rows, whose labels come in turns."""
+    return "text,label\n" + "".join(f"{text} {i},{labels[i % len(labels)]}\n" for i in range(60))
+
+
+READ = {  # name of the file: (its bytes, what it is understood as)
+    "lines.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label="ab"[i % 2])) + "\n" for i in range(60)), ("a", "b")),
+    "truth.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label=i % 2 == 0)) + "\n" for i in range(60)), ("false", "true")),
+    "packed.csv.gz": (gzip.compress(labelled("a", "b").encode()), ("a", "b")),
+    "sep.csv": ("sep=|\r\n" + labelled("a", "b").replace(",", "|"), ("a", "b")),
+    "tabs.tsv": (labelled("a", "b", text='"open').replace(",", "\t"), ("a", "b")),
+    "large.csv": (labelled("a", "b", text="w" * 200_000), ("a", "b")),
+    "codes.csv": (labelled("007", "7", "7.0"), ("007", "7")),
+    "underscore.csv": (labelled("1_000", "1000"), ("1000", "1_000")),
+    "powers.csv": (labelled("1e0", "1E0", "2"), ("1E0", "1e0", "2")),
+    "not there.csv": (labelled("a", "b", "a", "b", "nan", "None"), ("a", "b")),
+    "NA.csv": (labelled("NA", "EU"), ("EU", "NA")),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_as_it_is_meant(name, tokenizer, tmp_path):
+    content, classes = READ[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    labels = read_labels(tmp_path / name, tokenizer)
+    missing = 20 if name == "not there.csv" else 0
+    assert labels.classes == classes and len(labels.data.train) == 60 - missing
+    if name == "tabs.tsv":
+        assert labels.data.train[0][0] == '"open 0'
+    if name == "large.csv":
+        assert len(labels.data.train[0][0]) > 200_000
+
+
+def test_what_was_done_to_labels_is_said(tokenizer, tmp_path):
+    def described(*labels: str, **options) -> str:
+        (tmp_path / "t.csv").write_text(labelled(*labels))
+        return read_labels(tmp_path / "t.csv", tokenizer, **options).describe()
+
+    assert "; 7.0 is taken as 7" in described("7", "7.0", "8")
+    assert "taken as" not in described("007", "7")
+    assert "; 20 rows without a label are left out" in described("a", "b", "nan")
+    assert "--kind classes" in described(*map(str, range(30)))
+    assert "30 classes" in described(*map(str, range(30)), kind="classes")
+    assert "--kind" not in described(*(str(i / 2) for i in range(30)))
+
+
+NO_TABLES = {  # name of the file: (its bytes, words of the line)
+    "book.xlsx": (b"PK\x03\x04 and more", "a ZIP archive", ".csv"),
+    "cut.csv.gz": (gzip.compress(labelled("a", "b").encode())[:-20], "cannot be read to its end", "copy it again"),
+    "cut.jsonl": (b'{"text": "a", "label": 1}\n{"text": "b", "la', "line 2", "not JSON"),
+    "other.jsonl": (b'{"text": "a", "label": 1}\n{"text": "b"}', "line 2", "give each row all of text, label"),
+    "deep.jsonl": (b"[" * 100_000, "line 1", "nested too deeply"),
+    "null.jsonl": (b'{"text": "a", "label": null}\n', "line 1", "nothing in column 'label'"),
+    "comment.csv": (b"# made by hand\n" + labelled("a", "b").encode(), "comment", "delete"),
+    "escaped.csv": (b'text,label\n"he said \\"no\\"",a\n', "line 2", "written twice"),
+    "huge.csv": (labelled("1e308", "-1e308", "0.5").encode(), "line 2", "1e308", "too large"),
+    "none.csv": (labelled("nan").encode(), "no row has a label"),
+    "folder.csv": (None, "directory"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TABLES)
+def test_what_is_no_table_is_refused_in_one_line(name, tokenizer, tmp_path):
+    content, *words = NO_TABLES[name]
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as said:
+        read_labels(tmp_path / name, tokenizer)
+    assert "\n" not in str(said.value) and not [word for word in words if word not in str(said.value)], said.value
+
+
+def test_second_file_of_one_name_is_refused(a_copy):
+    for folder in ("A", "B"):
+        (a_copy.home / folder).mkdir()
+        write(a_copy.home / folder / "train.csv", rows_of("classes", 60 if folder == "A" else 80))
+    argv = ["--epochs", "1"]
+    assert a_copy.command("finetune", "first", "A/train.csv", *argv).code == 0
+    before = contents(a_copy.folder / "train")
+    said = a_copy.command("finetune", "first", "B/train.csv", *argv)
+    (line,) = lines(said.err)
+    assert said.code == 2 and "A/train.csv" in line and "--name" in line and contents(a_copy.folder / "train") == before
+    assert a_copy.command("finetune", "first", "B/train.csv", *argv, "--name", "other").code == 0
+
+
+def test_the_best_answer_is_named_and_long_texts_are_counted(a_copy):
+    rows = [(text + " and so on" * 60 if n < 7 else text, label) for n, (text, label) in enumerate(rows_of("classes")[1:])]
+    write(a_copy.home / "mine.csv", [("text", "label"), *rows])
+    said = a_copy.command("finetune", "first", "mine.csv", "--epochs", "1")
+    assert said.code == 0, said.err
+    scores = dict(re.findall(r"^\| ([^|]+?) \| (\d+\.\d) \(", said.out, re.M))
+    best = re.search(r"^(.+) scores highest: ", said.out, re.M)[1]
+    offered = {name: float(score) for name, score in scores.items() if name != "majority baseline"}
+    assert set(offered) == {"bag of words", "frozen features", "bag of words + frozen", "the fine-tuned model"}
+    assert offered[best[0].lower() + best[1:]] == max(offered.values())
+    assert said.out.count(" points (") == 3
+    assert "7 rows have more tokens than the 64 that the model reads" in said.out
+
+
+def test_too_little_memory_is_one_line(a_copy, monkeypatch):
+    from cramming_nb.glue import FineTuner
+
+    def full(*given):
+        raise MemoryError
+
+    monkeypatch.setattr(FineTuner, "step", full)
+    write(a_copy.home / "mine.csv", rows_of("classes"))
+    said = a_copy.command("finetune", "first", "mine.csv", "--epochs", "1")
+    (line,) = lines(said.err)
+    assert said.code == 2 and "too little memory" in line and not (a_copy.folder / "mine").exists()
 
 
 def test_stars_are_classes_or_numbers(tokenizer, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import command
 
+from cramming_nb.architecture import ATTENTIONS
 from cramming_nb.budget import Budget, Clock, SimulatedTime, Spent
 from cramming_nb.corpus import Corpus
 from cramming_nb.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -512,6 +513,14 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(make, tmp_path):
     save_checkpoint(tmp_path / "checkpoints", 1, tensors_of(make()), state)
     with pytest.raises(UserError, match="another version of cramming_nb"):
         resume(make(), tmp_path, Clock(50_000))
+
+
+@pytest.mark.parametrize("attention, operation", [("auto", "bmm"), ("explicit", "bmm"), ("sdpa", "attention")])
+def test_the_kernel_that_is_asked_for_runs_and_is_recorded(make, attention, operation):
+    learner = make(training=dict(attention=attention))
+    assert operation in learner.attention
+    kernel = learner.model.encoder.blocks[0].attention.kernel
+    assert kernel is ATTENTIONS["explicit" if attention == "auto" else attention]
 
 
 @pytest.mark.parametrize("clock, due", [(Clock(), False), (Clock(50_000), True)])

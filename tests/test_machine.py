@@ -6,8 +6,9 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from cramming_nb import data
-from cramming_nb.data import docstrings, machine_documents, machine_packages, package_files, stdlib_files
+from cramming_nb.engine import sources
+from cramming_nb.engine.sources import (
+    docstrings, machine_documents, machine_packages, package_files, stdlib_files)
 
 PACKAGES = "h11,tqdm"
 NESTED = '''
@@ -81,14 +82,14 @@ def plain_documents(packages: list[str]) -> list[dict]:
 @pytest.fixture
 def read(monkeypatch, tmp_path) -> list[str]:
     """The files that are read from now on, with an empty cache."""
-    files, really = [], data.docstrings
+    files, really = [], sources.docstrings
 
     def noted(path):
         files.append(path)
         return really(path)
 
     monkeypatch.setenv("CRAM_CACHE", str(tmp_path))
-    monkeypatch.setattr(data, "docstrings", noted)
+    monkeypatch.setattr(sources, "docstrings", noted)
     return files
 
 
@@ -114,16 +115,16 @@ def test_processes_read_the_same_as_one(tmp_path):
     for number in range(3):
         files.append(str(tmp_path / f"{number}.py"))
         Path(files[-1]).write_text(f'"Module {number}."\ndef f():\n  "Function {number}."')
-    alone = data.read_docstrings(files, progress=False)
+    alone = sources.read_docstrings(files, progress=False)
     assert alone[1] == ["Module 1.", "Function 1."]
-    assert data.read_docstrings(files * 700, progress=False) == alone * 700  # more than 2,000
+    assert sources.read_docstrings(files * 700, progress=False) == alone * 700  # more than 2,000
 
 
 def test_after_an_upgrade_only_that_package_is_read(read, monkeypatch):
     list(machine_documents(PACKAGES, progress=False))
     read.clear()
     upgraded = machine_packages(PACKAGES) | {"tqdm": "999.0"}
-    monkeypatch.setattr(data, "machine_packages", lambda names: upgraded)
+    monkeypatch.setattr(sources, "machine_packages", lambda names: upgraded)
     list(machine_documents(PACKAGES, progress=False))
     assert read == package_files("tqdm")
     read.clear()

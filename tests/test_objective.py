@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cramming_nb.architecture import Architecture, MaskedLM
 from cramming_nb.engine.hardware import Device
 from cramming_nb.objective import (
     CrossEntropy,
@@ -216,3 +217,47 @@ def test_what_is_shown_does_not_depend_on_the_weights():
     of_known, of_others = (kept[known[labels] == which].float().mean().item() for which in (True, False))
     assert of_known == pytest.approx(of_others, abs=0.02)
     assert kept.float().mean().item() == pytest.approx(1 / 16, abs=0.005)  # 13 of 16 masked, 2 replaced, 1 kept
+
+
+BY_CHANCE = ObjectiveConfig(mlm_probability=0.15, exact=False)
+SHAPES = [(ObjectiveConfig(), 8, 64), (BY_CHANCE, 8, 64), (ObjectiveConfig(0.5), 8, 64), (ObjectiveConfig(), 8, 32)]
+
+
+def test_one_graph_for_each_rate_and_length_whatever_the_sequences():
+    """The number of predictions is fixed by both, also where masks are drawn by chance, so nothing is compiled twice."""
+    torch.compiler.reset()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    arch = Architecture(vocab_size=V, max_length=64, hidden_size=16, num_layers=2, num_heads=2, ffn_size=16)
+    compiled = torch.compile(MaskedLM(arch).eval(), backend=keep, dynamic=False, fullgraph=True)
+    for turn, (config, count, length) in enumerate(SHAPES * 3):
+        rows = torch.arange(count) + 8 * turn
+        ids = torch.randint(5, V, (count, length), generator=torch.Generator().manual_seed(turn))
+        seen, positions, *_ = mask_rows(ids, rows, torch.zeros_like(rows), turn, config, V)
+        compiled(seen, positions)
+    assert len(graphs) == len(SHAPES)
+
+
+@pytest.mark.parametrize("config", [ObjectiveConfig(), BY_CHANCE, ObjectiveConfig(keep_random=False)])
+def test_special_tokens_are_never_predicted(config):
+    ids = torch.randint(0, V, (64, 32), generator=torch.Generator().manual_seed(0))
+    ids[0] = 3
+    rows = torch.arange(64)
+    *_, labels, weights = mask_rows(ids, rows, torch.zeros_like(rows), 0, config, V)
+    assert (labels[weights > 0] >= len(SPECIAL_TOKENS)).all() and not weights[0].any() and weights[1:].any()
+
+
+def test_masks_by_chance_follow_the_shares():
+    """Of 200,000 positions 15 %, of which 80 % are masked, 10 % another token and 10 % left."""
+    ids = torch.randint(5, V, (1600, 128), generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(1600)
+    masked, positions, labels, weights = mask_rows(ids, rows, torch.zeros_like(rows), 0, BY_CHANCE, V)
+    counted, shown = weights > 0, masked.gather(1, positions)
+    assert counted.float().sum().item() / ids.numel() == pytest.approx(0.15, abs=0.003)
+    assert (shown == 4)[counted].float().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert (shown == labels)[counted].float().mean().item() == pytest.approx(0.1 + 0.1 / (V - 5), abs=0.01)
+    assert torch.equal(masked.scatter(1, positions, labels), ids)

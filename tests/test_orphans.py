@@ -27,8 +27,8 @@ class Jobs:
         beat(job)
 
 def fine_tuning():
-    from cramming_nb.finetuning import Workers, try_together
-    list(try_together(Jobs(), ["one", "two"], Workers(devices=1, per_device=2, threads=1)))
+    from cramming_nb.app.finetuning import Workers, run_together
+    list(run_together(Jobs(), ["one", "two"], Workers(devices=1, per_device=2, threads=1)))
 
 def stages():
     from cramming_nb.engine.jobs import Local

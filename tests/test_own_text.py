@@ -1,7 +1,12 @@
 """Own text as people have it: a book in one file, a folder, a bare path, a text that fills few pieces."""
 
 import gzip
+import io
 import json
+import os
+import sys
+import threading
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -12,17 +17,18 @@ from tokenizers import Tokenizer
 from cramming_nb.app.export import fill_mask, load_model
 from cramming_nb.app.records import RunRecord
 from cramming_nb.corpus import CorpusConfig, get_corpus
-from cramming_nb.data import (
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.sources import (
     FEW_FILES,
+    Source,
     documents,
     full_source,
-    single_sources,
     source_files,
     source_identity,
     source_notes,
     source_tokenizer,
+    sources,
 )
-from cramming_nb.engine.errors import UserError
 from cramming_nb.tokenizer import train_tokenizer
 
 
@@ -151,9 +157,9 @@ def test_a_path_with_the_sign_of_a_column_is_read(tmp_path, monkeypatch):
         for named in (source, f"files:{source}"):
             assert [document["text"] for document in documents(named)] == [text]
             assert source_notes(named) == []
-    sources = ["files:C#/a.jsonl", "files:C#/a.jsonl#body", "files:C#/a.jsonl#text"]
+    sources = ["files:C#/a.jsonl", "files:C#/a.jsonl#body"]
     found = [source_identity(source)["source"] for source in sources]
-    assert found == ["files:a.jsonl", "files:a.jsonl#body", "files:a.jsonl#text"]
+    assert found == ["files:a.jsonl", "files:a.jsonl#body"]
     assert source_tokenizer("files:C#/a.jsonl#input_ids") == "C#/tokenizer/tokenizer.json"
     assert source_tokenizer("files:C#/a.jsonl") is None
 
@@ -172,6 +178,82 @@ def test_paths_are_joined_without_their_kind(tmp_path, monkeypatch):
     for source, names in found.items():
         assert [document["text"] for document in documents(source)] == names
         assert full_source(source) == " + ".join(f"files:{name}" for name in names)
-    assert single_sources("hub:name:train + test") == ["hub:name:train + test"]  # a split as the hub writes it
+    assert sources("hub:name:train + test") == [Source("hub", "name", split="train + test")]  # as the hub writes it
     with pytest.raises(UserError, match="source 'nosuch.txt' is no file"):
         list(documents("nosuch.txt + b.txt"))
+
+
+def test_a_linked_folder_is_followed_once(tmp_path):
+    (tmp_path / "texts" / "inner").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "texts" / "inner" / "a.txt").write_text("The old garden.")
+    (tmp_path / "elsewhere" / "b.txt").write_text("A quiet river.")
+    (tmp_path / "texts" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "texts" / "inner" / "back").symlink_to(tmp_path / "texts")  # a circle
+    found = [path.removeprefix(f"{tmp_path}/texts/") for path in source_files(str(tmp_path / "texts"))]
+    assert found == ["inner/a.txt", "link/b.txt"]
+
+
+def test_a_pattern_that_matches_files_and_folders_reads_both(tmp_path):
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    (tmp_path / "data" / "a.txt").write_text("The old garden.")
+    (tmp_path / "data" / "more" / "b.txt").write_text("A quiet river.")
+    (tmp_path / "data" / "more" / "c.png").write_text("")
+    assert [path[-5:] for path in source_files(f"{tmp_path}/data/*")] == ["a.txt", "b.txt"]
+    (note,) = source_notes(f"{tmp_path}/data/*")
+    assert note.endswith("2 files are read; left out: 1 of other kinds (.png)")
+
+
+def test_the_folder_of_a_run_is_no_text(tmp_path):
+    for name in ("book.txt", "runs/mine/run.json", "runs/mine/log.jsonl", "runs/mine/report.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("The old garden.")
+    assert [path.removeprefix(f"{tmp_path}/") for path in source_files(str(tmp_path))] == ["book.txt"]
+
+
+def test_a_folder_of_many_files_is_listed_once(tmp_path):
+    for number in range(3000):
+        (tmp_path / f"{number}.txt").touch()
+    visited, scandir = [], os.scandir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", lambda path: visited.append(path) or scandir(path))
+        assert len(source_files(str(tmp_path))) == 3000
+    assert len(visited) == 1  # the time is that of the files, not of their square
+
+
+@pytest.mark.parametrize("text, words", [(b'{"text": "the garden"}\n', ["the garden"]), (b"A river.\n", ["A river.\n"])])
+@pytest.mark.parametrize("kind", ["standard input", "pipe"])
+def test_a_stream_is_read_once_and_kept(kind, text, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("CRAM_CACHE", str(tmp_path / "cache"))
+    path = "-"
+    if kind == "pipe":
+        path = str(tmp_path / "pipe")
+        os.mkfifo(path)
+        threading.Thread(target=lambda: open(path, "wb").write(text), daemon=True).start()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    source = full_source(path)
+    for _ in range(2):
+        assert [document["text"] for document in documents(source)] == words
+
+
+def test_a_list_of_sources_in_yaml_is_their_short_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"body": "the garden"}\n' * 3)
+    (tmp_path / "mix.yaml").write_text("- {kind: files, path: a.jsonl, column: body, first: 2}\n- machine:python\n")
+    assert full_source("mix.yaml") == "files:a.jsonl[:2]#body + machine:python"
+    assert full_source([dict(kind="machine", path="python")]) == "machine:python"
+    for wrong, words in ((dict(kind="web"), "write machine"), (dict(path="a"), "fields are kind"), ("0*machine", "a share")):
+        with pytest.raises(UserError, match=words):
+            sources(wrong)
+
+
+def test_a_cache_is_listed_and_freed(tiny, tmp_path):
+    cache = tmp_path / "cache"
+    built = ["data", "build", *tiny.options()[:3], "--keep"]
+    assert command(*built, cwd=tmp_path, cache=cache).code == 0
+    listed = command("data", "list", cwd=tmp_path, cache=cache)
+    assert listed.code == 0 and f"files:{tiny.text.name}" in listed.out and "documents-" in listed.out
+    refused = command("data", "clean", cwd=tmp_path, cache=cache)
+    assert refused.code == 2 and "add --yes" in refused.err and list(cache.glob("corpus-*"))
+    freed = command("data", "clean", "--yes", cwd=tmp_path, cache=cache)
+    assert freed.code == 0 and not list(cache.glob("*-*"))

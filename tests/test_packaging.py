@@ -47,7 +47,7 @@ def test_wheel_is_the_package_and_no_more(wheel):
 
 
 def test_extras_of_the_wheel(metadata):
-    assert {"hf", "optim", "dedup", "track", "ray", "dev"} == set(metadata.get_all("Provides-Extra"))
+    assert {"hf", "optim", "dedup", "track", "ray", "book", "dev"} == set(metadata.get_all("Provides-Extra"))
     core = [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
     assert core and not any(name in " ".join(core) for name in ("nbdev", "fastcore", "transformers", "ray"))
 

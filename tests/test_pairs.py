@@ -6,27 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_glue import SMALL, hardware, some_rows, word_rows, word_tokenizer
+from test_glue import SMALL, hardware, plain_answers, plain_loop, some_rows, word_rows, word_tokenizer
 
-from cramming_nb import finetuning
+from cramming_nb.app.finetuning import evaluate, finetuning_bytes, result_paths
 from cramming_nb.architecture import NUM_FEATURES, Encoder, SequenceClassifier, pair_features
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import DEVICES
-from cramming_nb.finetuning import FineTuner, evaluate, finetuning_bytes, result_checksums
 from cramming_nb.glue import (
     PAIR_VIEWS,
     REFERENCE,
     TASKS,
+    FineTuner,
     Protocol,
     Targets,
     TaskData,
     collate,
     encode,
-    fine_tune,
     for_task,
     hold_back,
     load_glue,
-    predict,
     row_lengths,
 )
 from cramming_nb.recipes import RECIPES, change, load_recipe
@@ -63,7 +61,7 @@ def test_shapes(views):
     model = SequenceClassifier(Encoder(SMALL), 3, views)
     assert model.head[0].in_features == 16 * NUM_FEATURES[views]
     encoded = [([2, 5, 3],) * views, ([2, 6, 7, 8, 3],) * views]
-    tokens, attention_mask = collate(encoded, CPU)
+    tokens, attention_mask = collate(encoded, CPU, 5)
     assert tokens.shape == attention_mask.shape == (2 * views, 5)
     assert row_lengths(encoded).tolist() == [3, 5]
     assert model(tokens, attention_mask).shape == (2, 3)
@@ -125,8 +123,11 @@ def test_padding_changes_nothing(pairs, pooling):
     encoded = encode(word_tokenizer(), word_rows(6, pair=True), 16, pairs=pairs)
     with torch.no_grad():
         alone = torch.cat([model(*collate([views], CPU)) for views in encoded])
-        for length in (0, 16):
-            torch.testing.assert_close(model(*collate(encoded, CPU, length)), alone, rtol=0, atol=1e-5)
+        tokens, attention_mask = collate(encoded, CPU)
+        room = (0, 16 - tokens.shape[1])
+        wider = torch.nn.functional.pad(tokens, room), torch.nn.functional.pad(attention_mask, room)
+        for given in ((tokens, attention_mask), wider):
+            torch.testing.assert_close(model(*given), alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("pairs", ["apart", "both"])
@@ -145,24 +146,18 @@ def test_single_sentences_are_read_as_before(pairs):
 @pytest.mark.parametrize("pairs", ["apart", "both"])
 @pytest.mark.parametrize("name", ["rte", "stsb"])
 def test_fast_fine_tuning_is_the_plain_one(name, pairs):
-    """Buckets by the longest view, the task's own tokens and sparse gradients end with the weights of the plain loop."""
+    """Batches of similar length end with the weights of the plain loop."""
     fast, data = tuner(name, pairs, seed=5, weight_decay=0.1), task_data(name)
     encoded = encode(word_tokenizer(), data.train, 16, pairs=pairs)
     torch.manual_seed(5)
     own = Targets(data, fast.protocol)
     model = SequenceClassifier(Encoder(SMALL), own.num_labels, PAIR_VIEWS[pairs])
-    fine_tune(model, encoded, own, fast.batches, fast.protocol, CPU)
+    plain_loop(model, encoded, own, fast.batches, fast.protocol)
     fast.train()
-    learned, used = fast.encoder_weights(), fast.vocabulary.token_ids
-    for parameter, weight in model.encoder.named_parameters():
-        weight, own_weight = weight.detach(), learned[parameter]
-        if parameter == "embedding.weight":
-            weight, own_weight = weight[used], own_weight[used]
-        torch.testing.assert_close(own_weight, weight, rtol=0, atol=1e-5)
-    for parameter, weight in model.head.named_parameters():
-        torch.testing.assert_close(fast.optimizer.named[f"head.{parameter}"], weight.detach(), rtol=0, atol=1e-5)
+    for parameter, weight in model.named_parameters():
+        torch.testing.assert_close(fast.optimizer.named[parameter].detach(), weight.detach(), rtol=0, atol=1e-5)
     rows = data.dev[name]
-    expected = predict(model, encode(word_tokenizer(), rows, 16, pairs=pairs), own, CPU)
+    expected = plain_answers(model, encode(word_tokenizer(), rows, 16, pairs=pairs), own)
     np.testing.assert_allclose(fast.predict(rows), expected, atol=1e-3)
 
 
@@ -207,10 +202,10 @@ def three_tasks() -> dict[str, TaskData]:
 
 def test_results_of_other_readings_have_other_files(tmp_path):
     """Only for tasks of pairs: those of single sentences are the same results."""
-    of = {pairs: result_checksums(three_tasks(), Protocol(pairs=pairs), tmp_path) for pairs in PAIR_VIEWS}
-    for name in ("rte", "mnli"):
-        assert len({checksums[name] for checksums in of.values()}) == 3
-    assert len({checksums["cola"] for checksums in of.values()}) == 1
+    jobs = [(name, "pretrained", 0) for name in three_tasks()]
+    found = [result_paths(tmp_path, jobs, three_tasks(), Protocol(pairs=pairs), tmp_path) for pairs in PAIR_VIEWS]
+    files = {name: {paths[name, "pretrained", 0] for paths in found} for name in three_tasks()}
+    assert {name: len(paths) for name, paths in files.items()} == dict(rte=3, cola=1, mnli=3)
     data = three_tasks()
     assert for_task(Protocol(pairs="apart"), "cola", data) == Protocol()
     assert for_task(Protocol(pairs="apart"), "rte", data).pairs == "apart"
@@ -262,25 +257,13 @@ def test_several_at_a_time(pairs, finished, glue, tmp_path):
     assert together == results(finished, data, tmp_path / "in_turn", pairs)
 
 
-def test_mnli_first_and_test_rows(finished, glue, tmp_path, monkeypatch):
-    """The small tasks take MNLI's encoder, read pairs as it did, and answer the rows of a test set."""
+def test_test_rows_are_answered(finished, glue, tmp_path):
+    """By the pretrained model only, which reads pairs as the protocol says."""
     rows = some_rows("rte")
-    mnli = TaskData(TASKS["mnli"], word_rows(12, True, 3), {"mnli": word_rows(6, True, 3)})
-    data = dict(mnli=mnli, rte=TaskData(TASKS["rte"], rows, {"rte": rows}, {"RTE": rows[:5]}))
-    seen, really = [], finetuning.finetune_task
-
-    def finetune(arch, weights, tokenizer, given, protocol, *more, **options):
-        seen.append((given.task.name, protocol.pairs, weights is not None))
-        return really(arch, weights, tokenizer, given, protocol, *more, **options)
-
-    monkeypatch.setattr(finetuning, "finetune_task", finetune)
-    found = results(finished, data, tmp_path, "apart", mnli_first=True)
-    assert sorted(seen) == sorted(
-        [("mnli", "apart", True), ("mnli", "apart", False), ("rte", "apart", True), ("rte", "apart", True)]
-    )
-    answers = [r["predictions"]["RTE"] for r in found if "predictions" in r]
-    assert [len(answer) for answer in answers] == [5]
-    assert len(list(tmp_path.glob("rte-*.json"))) == 2
+    data = dict(rte=TaskData(TASKS["rte"], rows, {"rte": rows}, {"RTE": rows[:5]}))
+    found = results(finished, data, tmp_path, "apart")
+    assert [(r["init"], len(r.get("predictions", {}).get("RTE", []))) for r in found] == [
+        ("pretrained", 5), ("random", 0)]  # fmt: skip
 
 
 # --- rows that are held back

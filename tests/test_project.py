@@ -50,7 +50,7 @@ def test_setup_says_what_settings_say(monkeypatch):
     assert {f"{extra}_requirements" for extra in given["extras_require"]} == {
         k for k in cfg if k.endswith("_requirements")
     }
-    assert "cram=cramming_nb.app.cli:main" in given["entry_points"]["console_scripts"]
+    assert "cram=cramming_nb.app.__main__:program" in given["entry_points"]["console_scripts"]
 
 
 @pytest.mark.parametrize("requirement", direct(), ids=str)
@@ -97,8 +97,7 @@ def test_places_to_start_reading_are_in_the_code():
             assert found, f"CONTRIBUTING.md: {path} has no {name}"
 
 
-METHOD = """budget data tokenizer corpus architecture objective optimizer schedule training tasks glue finetuning
-recipes""".split()  # in the order of the chapters
+METHOD = """budget data tokenizer corpus architecture objective optimizer schedule training tasks glue recipes""".split()  # in the order of the chapters
 
 
 def module_name(path: Path) -> str:
@@ -156,7 +155,7 @@ def test_pages_stand_in_the_folder_of_their_wing():
 
 FORMER_MODULES = "|".join(["stages", "planning", *(name.rpartition(".")[2] for name in MODULES if "." in name)])
 FORMER_CHAPTERS = "|".join(
-    """00_budget 00a_storage 01_data 02_tokenizer 03_corpus 04_hardware 05_architecture 09_checkpoint 09a_distributed
+    """00_budget 00a_storage 10a_finetuning 01_data 02_tokenizer 03_corpus 04_hardware 05_architecture 09_checkpoint 09a_distributed
     10_training 11_glue 11a_probes 11b_fast_finetuning 11c_scores 11d_counting 12_recipes 13_records 14_export 15_bench
     16_run 16a_labels 17_experiments 17a_plan 18_cli""".split()
 )

@@ -16,7 +16,7 @@ from test_lab import Lab, beginnings
 
 from cramming_nb.corpus import get_corpus
 from cramming_nb.engine.errors import UserError
-from cramming_nb.engine.files import chunk_paths, lock
+from cramming_nb.engine.files import lock
 from cramming_nb.engine.jobs import Local, Ray
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.slow]  # starting Ray takes long
@@ -58,8 +58,8 @@ def test_ray_makes_the_same_rows(cluster, tmp_path):
         docs = [dict(text=" ".join(rng.choices(known, k=rng.randint(3, 60)))) for _ in range(2600)]
         write_jsonl(tmp_path / f"{name}.jsonl", docs)
     source = f"files:{tmp_path}/a.jsonl + files:{tmp_path}/b.jsonl"
-    expected = get_corpus(source, CONFIG, tmp_path / "one", progress=False, engine=Local(1))
-    assert len(chunk_paths(next((tmp_path / "one").glob("text-*")))) > 3
+    expected = get_corpus(source, CONFIG, tmp_path / "one", progress=False, engine=Local(1), keep=True)
+    assert len(list((tmp_path / "one").glob("documents-*/text-*.arrow"))) == 2
     with Ray() as workers:
         assert list(workers.map(pow, [(2, n) for n in range(9)])) == [2**n for n in range(9)]
         assert list(workers.map(pow, [])) == []

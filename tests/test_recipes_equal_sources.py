@@ -262,6 +262,8 @@ def test_every_recipe_has_its_table_or_is_ours():
 def test_sprint_is_what_was_run_on_a_gpu():
     path = Path(__file__).parents[1] / "records" / "gpu" / "crammed-nb_batch_512_all_text-330s-0.json"
     measured = json.loads(path.read_text())["recipe"] | {"name": "sprint"}
+    measured["protocol"].pop("mnli_first", None)  # a field of a protocol that is gone
+    measured["training"] |= {"attention": "auto"}  # the device's choice, which had no field then
     assert yaml.safe_load(RECIPES["sprint"].to_yaml()) == measured
 
 

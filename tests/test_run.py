@@ -81,7 +81,6 @@ def test_record_says_what_was_done(finished, record):
     [
         ({"protocol.epochs": 5}, []),
         ({"protocol.epochs": 6}, ["fine-tuning with 6 epochs"]),
-        ({"protocol.mnli_first": True}, ["fine-tuning with an encoder fine-tuned on MNLI"]),
     ],
 )
 def test_fine_tuning_against_the_rules_is_labelled(changes, breaches, finished, record):
@@ -208,8 +207,11 @@ CHANGED = {
 @pytest.mark.parametrize("what", CHANGED.values(), ids=CHANGED)
 def test_another_run_under_the_same_name_is_refused(what, finished):
     more, words = what
-    before = contents(finished.home)
-    result = finished.command("run", *finished.tiny.options(), "--name", "first", *more)
+    before, given = contents(finished.home), finished.tiny.options()
+    if more[0] in given:  # an option may be given once
+        at = given.index(more[0])
+        given = [*given[:at], *given[at + 2 :]]
+    result = finished.command("run", *given, "--name", "first", *more)
     assert (result.code, len(lines(result.err))) == (2, 1)
     assert words in result.err and "--name" in result.err
     assert contents(finished.home) == before

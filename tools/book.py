@@ -243,9 +243,10 @@ def quotations(text: str, judgements: dict[str, object]) -> str:
 
 
 def claims_quoted(path: Path) -> set[str]:
-    """The ids of the claims whose verdicts a notebook quotes."""
-    cells = nbformat.read(path, as_version=4).cells
-    return {match[3] for cell in cells if cell.cell_type == "markdown" for match in QUOTED.finditer(cell.source)}
+    """The ids of the claims whose verdicts a notebook quotes, in its prose or on a card (tools/cards.py)."""
+    prose = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    on_cards = {claim for text in prose for claim in re.findall(r"\[[●○=?–] (\w+)\]\(", text)}
+    return on_cards | {match[3] for text in prose for match in QUOTED.finditer(text)}
 
 
 def write_verdicts():

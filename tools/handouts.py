@@ -16,13 +16,13 @@ from nbdev.process import Processor
 from reference import ROOT, place_of, settings
 
 BRANCH = "notebooks"  # the branch with the copies, and the folder of the site that has them
-EXTRAS = "hf,optim,dedup"  # what chapters use beyond the core
+EXTRAS = "book"  # what chapters use beyond the core
 
 SETUP = """\
 # This notebook was opened by itself, as on Colab or Kaggle. This cell fetches the book that it
 # belongs to, and installs its package: a minute or two. It needs git and a Unix shell.
 !test -d ~/{repo} || git clone --quiet --depth 1 --branch {branch} {git_url} ~/{repo}
-%pip install --quiet "$HOME/{repo}[{extras}]" fastcore
+%pip install --quiet "$HOME/{repo}[{extras}]"
 %cd ~/{repo}/{folder}"""
 
 

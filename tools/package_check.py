@@ -29,6 +29,7 @@ EXTRAS = {  # what asks for the extra, the file that shows that it was there, an
     "optim": (["cram", "pretrain", *SMALL, "--name", "optim", "--set", "optimizer.name=lion"], "runs/optim/log.jsonl", True),
     "dedup": (["cram", "data", "build", "pocket", *TEXT, "--set", "corpus.dedup=200"], None, True),
     "track": (["cram", "pretrain", *SMALL, "--name", "track", "--tensorboard"], "runs/track/tensorboard", True),
+    "book": (["python", "-c", "import fastcore, pydivsufsort, pytorch_optimizer, transformers"], None, False),
     "ray": (["cram", "data", "build", "pocket", *TEXT, "--engine", "ray", "--data-dir", "by-ray"], "by-ray", True),
 }  # fmt: skip
 

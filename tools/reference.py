@@ -346,6 +346,7 @@ def modules() -> list[griffe.Module]:
     for name, module in package().modules.items():
         if not name.startswith("_"):
             found += module.modules.values() or [module]  # a wing is a package
+    found = [module for module in found if not module.name.startswith("_")]
     return sorted(found, key=lambda module: (wing(module), chapter(module) or "~", module.name))
 
 

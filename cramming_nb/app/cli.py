@@ -7,8 +7,10 @@ __all__ = ['chapters', 'Seeds', 'Texts', 'parse_changes', 'PretrainCommand', 'Pl
            'RecipesCommand', 'Measure', 'BenchTrainCommand', 'BenchCommand', 'parse', 'explained', 'main']
 
 # %% ../../nbs/app/cli.ipynb #fbc4e3e1
-import errno, json, os, select, signal, sys
-from dataclasses import dataclass, replace
+import errno, json, os, re, select, signal, sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,12 +22,22 @@ from tyro.conf import Positional, arg
 from ..engine.errors import UserError
 
 # %% ../../nbs/app/cli.ipynb #1166ba41
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    "Hold Ctrl-C and SIGTERM back until the `with` block ends."
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 class LazyModules:
     "The modules of the package by their own names, each imported when it is first used."
     def __getattr__(self, name: str) -> ModuleType:
-        for wing in ("cramming_nb.app", "cramming_nb.lab", "cramming_nb"):
+        for wing in ("cramming_nb.app", "cramming_nb.lab", "cramming_nb", "cramming_nb.engine"):
             if find_spec(f"{wing}.{name}"):
-                return import_module(f"{wing}.{name}")
+                with signals_wait():
+                    return import_module(f"{wing}.{name}")
         raise AttributeError(f"cramming_nb has no module {name}")
 
 # %% ../../nbs/app/cli.ipynb #62846c4b
@@ -73,6 +85,8 @@ def parse_changes(settings: tuple[str, ...]) -> dict[str, object]:
         advice = "write FIELD=VALUE, such as schedule.batch_size=64"
         if not equals:
             raise UserError(f"--set {setting}: {advice}")
+        if field in changes:
+            raise UserError(f"--set {setting}: {field} is set twice; keep one")
         try:
             changes[field] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
@@ -211,21 +225,27 @@ SearchedTasks = Annotated[str | None, arg(
 
 @dataclass
 class DataCommand:
-    "Build a corpus: a tokenizer and the training sequences, made from a text."
-    action: Positional[Literal["build", "inspect"]] = "build"  # inspect also shows what is in it.
+    "Build a corpus, a tokenizer and training sequences made from a text; look at it; or clean up."
+    action: Positional[Literal["build", "inspect", "list", "clean"]] = "build"  # inspect also shows
+    # what is in it; list says what the cache holds, and clean frees it.
     recipe: RecipeName = "pocket"
     source: SourceOption = "machine"
     data_dir: DataDir = None
     glue_dir: SearchedTasks = None
     engine: Literal["local", "ray"] = "local"  # Where to work: this machine's cores, or Ray.
+    keep: bool = False  # Keep the tokenised documents for a corpus with other settings.
+    yes: bool = False   # Of clean: delete without asking.
     set: ChangesOption = ()
 
     def main(self):
+        if self.action in ("list", "clean"):
+            self.clean()
+            return
         config = changed_recipe(self.recipe, self.set).corpus
         tasks = chapters.glue.load_glue(self.glue_dir) if self.glue_dir else {}
         corpus = chapters.corpus.get_corpus(
             self.source, config, self.data_dir, engine=self.engine,
-            avoid=chapters.run.dev_sentences(tasks))
+            avoid=chapters.run.dev_sentences(tasks), keep=self.keep)
         count, length = corpus.rows.shape
         unigram = corpus.manifest["unigram_entropy"]
         print(corpus._repr_markdown_())
@@ -234,6 +254,23 @@ class DataCommand:
         print(f"in {corpus.folder}")
         if self.action == "inspect":
             self.inspect(corpus)
+
+    def clean(self):
+        "Print what the cache holds; with the action clean, delete it after a question."
+        root = Path(self.data_dir or chapters.sources.cache_dir()).expanduser()
+        entries = chapters.corpus.cache_entries(root)
+        for entry in entries:
+            print(f"{entry['bytes'] / 1e6:10,.1f} MB  {entry['path'].name:36}{entry['source']}")
+        total = sum(entry["bytes"] for entry in entries)
+        print(f"{total / 1e6:10,.1f} MB in {root}")
+        if self.action == "list" or not entries:
+            return
+        if not self.yes and not (sys.stdin and sys.stdin.isatty()):
+            raise UserError("nothing is deleted; add --yes to delete all of it")
+        if self.yes or input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes"):
+            for entry in entries:
+                chapters.files.remove(entry["path"])
+            print("deleted")
 
     def inspect(self, corpus: "Corpus"):
         "Print statistics and the first sequences of a corpus, and write its picture."
@@ -287,7 +324,7 @@ class OnRun:
 ProtocolName = Annotated[str, arg(
     metavar="NAME", help_behavior_hint="(default: the recipe's own)", help=(
     "Settings of fine-tuning: rules (ours, within the paper's rules), reference (those of the "
-    "published code), mnli-first or bert-base."))]
+    "published code), bert-base, or frozen: linear models on the vectors of the encoder."))]
 
 TaskNames = Annotated[tuple[str, ...], arg(
     metavar="TASK ...", help_behavior_hint="(default: all; wnli for a submission only)", help=(
@@ -308,6 +345,8 @@ class GlueCommand(OnRun):
         if (self.tasks or self.submission) and not self.glue_dir:
             raise UserError("--tasks and --submission need GLUE tasks; name their folder with "
                             "--glue-dir")
+        if self.submission and self.protocol == "frozen":
+            raise UserError("--submission needs a protocol that fine-tunes, such as rules")
         if self.finetune_seeds < 1:
             raise UserError(f"--finetune-seeds {self.finetune_seeds}: give 1 or more")
         run = chapters.run.load_run(self.folder, self.data_dir, probes=self.probes,
@@ -466,7 +505,8 @@ class PredictCommand(OnRun):
         try:
             if not texts and not sys.stdin.isatty():
                 texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
-            "".join(texts).encode()  # fails where a byte could not be read as UTF-8
+            # In an ASCII locale, the bytes of an argument that are not ASCII are surrogates.
+            texts = [text.encode(errors="surrogateescape").decode() for text in texts]
         except UnicodeError:
             raise UserError("a text is not UTF-8; convert it first, such as with "
                             "iconv -f latin1 -t utf-8") from None
@@ -549,6 +589,7 @@ class FinetuneCommand(OnRun):
             raise UserError("--epochs and --seed: give whole numbers, 0 or more")
         run = chapters.run.load_run(self.folder, self.data_dir)
         chapters.run.check_pretrained(run)
+        chapters.run.check_place(run.folder / (self.name or self.table.stem))
         tokenizer = chapters.run.tokenizer_of(run)
         labels = chapters.labels.read_labels(
             self.table, tokenizer, self.text, self.label, self.kind)
@@ -744,9 +785,38 @@ COMMANDS = dict(
 # Commands that keep what they have done: given again, they go on from there.
 RESUMABLE = {"run", "pretrain", "data", "glue", "lab"}
 
+# %% ../../nbs/app/cli.ipynb #joined01
+LISTS = {f"--{field.name}" for command in COMMANDS.values() for field in fields(command)
+         if isinstance(field.default, tuple)}  # options with any number of values
+
+def joined(argv: list[str]) -> list[str]:
+    "The arguments, each option once: values of a list add up; any other given twice is refused."
+    words = arguments = []
+    options = {}  # name -> the words from the option to the next one
+    for word in argv:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if not name.startswith("--"):
+            words.append(word)
+            continue
+        if name not in LISTS and name in options:
+            raise UserError(f"{name} is given twice; keep one")
+        words = options.setdefault(name, [name if name in LISTS else word])
+        if equals and name in LISTS:
+            words.append(value)
+        if equals:
+            words = arguments
+    return sum(options.values(), arguments)
+
+def with_home(word: str) -> str:
+    "A word of the command, with the home folder in place of `~` in `--data-dir=~/corpora`."
+    start = re.match(r"(--[\w-]+=)?(files:)?", word)[0]
+    return start + os.path.expanduser(word[len(start):]) if start else word
+
 # %% ../../nbs/app/cli.ipynb #4ec5dbbe
 def parse(argv: list[str]) -> object:
     "The command that `argv` asks for, with its options; help and mistakes end the program."
+    argv = joined([with_home(word) for word in argv])
     try:
         return tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="cram", args=argv, description=DESCRIPTION)
@@ -763,14 +833,25 @@ def end_by_signal(signum: int, frame: FrameType | None):
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
+def readers_are_gone() -> bool:
+    "Whether a reader of standard output or error is gone; nothing more is sent to one who is."
+    watch = select.poll()
+    for descriptor in (1, 2):
+        watch.register(descriptor, 0)  # 0: only errors, such as the end of the reader
+    gone = [descriptor for descriptor, _ in watch.poll(0)]
+    for descriptor in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return bool(gone)
+
 def report_error(code: int, message: object) -> int:
-    "Print a message in one line on standard error; returns the exit code."
+    "Print a message in one line on standard error, if it is read; returns the exit code."
+    readers_are_gone()
     print(f"cram: {message}", file=sys.stderr)
     return code
 
 NO_ROOM = {  # errors of the system for a file that cannot be written
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.EIO,  # as which a checkpoint reports a full disk
+    errno.EIO,  # as which a full disk is reported for tensors
 }
 
 # %% ../../nbs/app/cli.ipynb #d2dca472
@@ -779,19 +860,11 @@ def explained(error: OSError) -> str:
     reason = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if error.errno in NO_ROOM:
         return f"{reason}; make room, or choose a folder you may write to"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"{reason}; move the file that is in the place of a folder, or name another folder"
     if error.errno == errno.ENAMETOOLONG:
         return f"{reason}; choose a shorter one with --name"
     return reason
-
-# %% ../../nbs/app/cli.ipynb #b82fc6ca
-def reader_is_gone() -> bool:
-    "Whether the reader of standard output is gone; if so, nothing more is sent there."
-    watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # 0: only errors, such as the end of the reader
-    if not watch.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
 
 # %% ../../nbs/app/cli.ipynb #5abc87ff
 def main(argv: list[str] | None = None) -> int:
@@ -814,7 +887,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return report_error(130, f"interrupted{goes_on}")
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and reader_is_gone():
+        if isinstance(error, BrokenPipeError) and readers_are_gone():
             return 128 + signal.SIGPIPE
         if error.errno is None:
             raise
@@ -830,4 +903,5 @@ def main(argv: list[str] | None = None) -> int:
 # %% ../../nbs/app/cli.ipynb #29f8c88a
 #| eval: false
 if __name__ == "__main__":
-    sys.exit(main())
+    import runpy
+    runpy.run_module("cramming_nb.app", run_name="__main__")

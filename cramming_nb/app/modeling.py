@@ -23,13 +23,38 @@ from ..architecture import (
 )
 from .configuration import CrammingConfig
 
+def is_recorded() -> bool:
+    "Whether the model is compiled, exported or traced, so that nothing may depend on values."
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+def token_mask(attention_mask: Tensor | None) -> Tensor | None:
+    """True at tokens and False at padding, bool [B, S].
+
+    None where nothing is padded, since attention is fastest without a mask.
+    """
+    if attention_mask is None:
+        return None
+    return attention_mask.bool() if is_recorded() or not attention_mask.all() else None
+
+class EncoderAlone(nn.Module):
+    "Hidden states [B, S, H] of an encoder, under the name that it has in models with a head."
+    def __init__(self, encoder: Encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.encoder(ids, attention_mask=attention_mask)
+
 class CrammingModel(PreTrainedModel):
-    "The encoder without a head: one vector for each token. The classes with heads extend it."
+    """The encoder without a head: one vector for each token. The classes with heads extend it.
+
+    Each `forward` also takes what `compute` explains.
+    """
     config_class = CrammingConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
+    accepts_loss_kwargs = False  # of the Trainer
     _supports_sdpa = True  # PyTorch's fused attention
-    head_reads_mask = False  # whether the head needs a mask even where nothing is padded
 
     def __init__(self, config: CrammingConfig):
         super().__init__(config)
@@ -40,7 +65,7 @@ class CrammingModel(PreTrainedModel):
 
     def build(self, arch: Architecture, kernel: str) -> nn.Module:
         "The module of chapter 5 that this class wraps; its encoder is always named `encoder`."
-        return nn.ModuleDict({"encoder": Encoder(arch, kernel)})
+        return EncoderAlone(Encoder(arch, kernel))
 
     def init_weights(self):
         "Nothing to do: the modules of chapter 5 initialise their weights when they are built."
@@ -60,28 +85,73 @@ class CrammingModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         "The table with a vector for each token of the vocabulary."
-        return self.model.get_submodule("encoder.embedding")
+        return self.model.encoder.embedding
 
-    def token_mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """True at tokens and False at padding, bool [B, S].
+    def set_input_embeddings(self, value: nn.Module):
+        self.model.encoder.embedding = value
 
-        None where nothing is padded, since attention is fastest without a mask.
+    def compute(
+            self,
+            input_ids: Tensor | None,             # token ids, int64 [B, S]
+            attention_mask: Tensor | None,        # 1 at tokens, 0 at padding [B, S]
+            inputs_embeds: Tensor | None = None,  # in the place of token ids [B, S, E]
+            position_ids: Tensor | None = None,   # checked: each row is 0, 1, ... [B, S]
+            output_hidden_states: bool | None = None,
+            output_attentions: bool | None = None,  # refused
+            ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """What the wrapped module gives, and hidden states [B, S, H] if they are asked for.
+
+        The states are those before each block, and those that the encoder gives.
         """
-        if attention_mask is None:
-            return torch.ones_like(input_ids, dtype=torch.bool) if self.head_reads_mask else None
-        is_fixed = self.head_reads_mask or torch.compiler.is_compiling()
-        return attention_mask.bool() if is_fixed or not attention_mask.all() else None
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        hooks, states, encoder = [], [], self.model.encoder
+        if inputs_embeds is not None:
+            input_ids = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.int64)
+            hooks.append(encoder.embedding.register_forward_hook(lambda *_: inputs_embeds))
+        self.check_inputs(input_ids, position_ids, output_attentions)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_hidden_states:
+            for block in encoder.blocks:
+                hooks.append(block.register_forward_pre_hook(lambda _, x: states.append(x[0])))
+            hooks.append(encoder.register_forward_hook(lambda *call: states.append(call[-1])))
+        try:
+            output = self.model(input_ids, attention_mask=token_mask(attention_mask))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return output, tuple(states) or None
+
+    def check_inputs(
+            self,
+            input_ids: Tensor,             # [B, S]
+            position_ids: Tensor | None,   # [B, S]
+            output_attentions: bool | None):
+        "Say in one line what these models cannot do."
+        if is_recorded():
+            return
+        length, most = input_ids.shape[1], self.config.max_position_embeddings
+        if length > most:
+            raise ValueError(f"the text has {length} tokens, and this model reads {most}; cut it "
+                             "with tokenizer(text, truncation=True)")
+        in_order = torch.arange(length, device=input_ids.device)
+        if position_ids is not None and (position_ids != in_order).any():
+            raise ValueError("this model counts positions from the first token of each row; leave "
+                             "position_ids out")
+        if output_attentions or self.config.output_attentions:
+            raise ValueError("this model does not keep the weights of its attention; leave "
+                             "output_attentions out")
 
     @can_return_tuple
     def forward(
             self,
-            input_ids: Tensor,                      # token ids, int64 [B, S]
+            input_ids: Tensor | None = None,        # token ids, int64 [B, S]
             attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
             token_type_ids: Tensor | None = None,   # ignored: our models have no token types
-            ) -> BaseModelOutput:
-        mask = self.token_mask(input_ids, attention_mask)
-        hidden = self.model["encoder"](input_ids, attention_mask=mask)
-        return BaseModelOutput(last_hidden_state=hidden)
+            **usual: object) -> BaseModelOutput:
+        hidden, states = self.compute(input_ids, attention_mask, **usual)
+        return BaseModelOutput(last_hidden_state=hidden, hidden_states=states)
 
 class CrammingModelWithLogits(CrammingModel):
     "What the three heads below share: logits, and a loss if labels are given."
@@ -90,13 +160,12 @@ class CrammingModelWithLogits(CrammingModel):
     @can_return_tuple
     def forward(
             self,
-            input_ids: Tensor,                      # token ids, int64 [B, S]
+            input_ids: Tensor | None = None,        # token ids, int64 [B, S]
             attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
             token_type_ids: Tensor | None = None,   # ignored: our models have no token types
             labels: Tensor | None = None,           # of texts [B] or tokens [B, S]; -100 is ignored
-            ) -> ModelOutput:
-        mask = self.token_mask(input_ids, attention_mask)
-        logits = self.model(input_ids, attention_mask=mask)
+            **usual: object) -> ModelOutput:
+        logits, states = self.compute(input_ids, attention_mask, **usual)
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -105,7 +174,7 @@ class CrammingModelWithLogits(CrammingModel):
                 labels=labels,
                 vocab_size=logits.shape[-1],
                 config=self.config)
-        return self.output_class(loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits, hidden_states=states)
 
 class CrammingForMaskedLM(CrammingModelWithLogits):
     "Logits over the vocabulary for each token."
@@ -114,10 +183,21 @@ class CrammingForMaskedLM(CrammingModelWithLogits):
     def build(self, arch: Architecture, kernel: str) -> nn.Module:
         return MaskedLM(arch, kernel)
 
+    def resize_token_embeddings(self, *sizes: int | None, **options: object) -> nn.Module:
+        "As in `transformers`; the output has a row for each token, too, zeros for new ones."
+        embedding = super().resize_token_embeddings(*sizes, **options)
+        for name in ("bias", "decoder"):
+            old = getattr(self.model, name)
+            if old is not None:
+                new = old.new_zeros(len(embedding.weight), *old.shape[1:])
+                kept = min(len(old), len(new))
+                new[:kept] = old.detach()[:kept]
+                setattr(self.model, name, nn.Parameter(new))
+        return embedding
+
 class CrammingForSequenceClassification(CrammingModelWithLogits):
     "Logits over the labels for each text; a single label is a regression."
     output_class = SequenceClassifierOutput
-    head_reads_mask = True  # for the mean over tokens
 
     def build(self, arch: Architecture, kernel: str) -> nn.Module:
         return SequenceClassifier(Encoder(arch, kernel), self.config.num_labels)
@@ -131,23 +211,21 @@ class CrammingForTokenClassification(CrammingModelWithLogits):
 
 class CrammingForQuestionAnswering(CrammingModel):
     "Logits over the tokens for the first and for the last token of an answer."
-    head_reads_mask = True  # an answer does not begin in padding
-
     def build(self, arch: Architecture, kernel: str) -> nn.Module:
         return QuestionAnswerer(Encoder(arch, kernel))
 
     @can_return_tuple
     def forward(
             self,
-            input_ids: Tensor,                      # token ids, int64 [B, S]
+            input_ids: Tensor | None = None,        # token ids, int64 [B, S]
             attention_mask: Tensor | None = None,   # 1 at tokens, 0 at padding [B, S]
             token_type_ids: Tensor | None = None,   # ignored: our models have no token types
             start_positions: Tensor | None = None,  # first token of each answer [B]
             end_positions: Tensor | None = None,    # last token of each answer [B]
-            ) -> QuestionAnsweringModelOutput:
-        logits = self.model(input_ids, self.token_mask(input_ids, attention_mask))  # [B, 2, S]
+            **usual: object) -> QuestionAnsweringModelOutput:
+        logits, states = self.compute(input_ids, attention_mask, **usual)  # [B, 2, S]
         start_logits, end_logits = logits.unbind(1)
         loss = None
         if start_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(loss, start_logits, end_logits)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, states)

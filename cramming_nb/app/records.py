@@ -21,7 +21,7 @@ from ..engine.errors import UserError
 from ..glue import NINE, PAPER_SCORES, TASKS
 from ..engine.hardware import Hardware
 from ..schedule import ScheduleConfig, batch_rows, lr_factor, mask_rate, row_length
-from .scores import LINE_NAMES, ScoreTable, compare
+from .scores import LINE_NAMES, ScoreTable, compare, other_rows
 
 # %% ../../nbs/app/records.ipynb #887c847e
 def record_key(recipe: dict, budget: str, seed: int, corpus: dict) -> str:
@@ -429,7 +429,10 @@ def score_differences(records: list[RunRecord]) -> Table:
         except UserError:
             continue  # no task in common
         columns[name] = {}
+        left_out = other_rows(record.results, records[0].results)
         for task, (difference, low, high) in compared.items():
+            if task == "mean" and left_out:
+                task = f"mean without {', '.join(left_out)} (other rows)"
             interval = f" ({low:+.1f} to {high:+.1f})" if low is not None else ""
             columns[name][task] = f"{difference:+.1f}{interval}"
     return side_by_side(columns)

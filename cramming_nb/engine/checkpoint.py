@@ -25,15 +25,19 @@ def checkpoint_checksum(file: Path, state: dict) -> str:
     checksum.update(json.dumps(state).encode())
     return checksum.hexdigest()
 
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None):
+    "Write tensors [...] as a safetensors file; it is an `OSError` if they find no room."
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(on_cpu, path, metadata)
+    except SafetensorError as error:  # as a rule, the disk is full
+        raise OSError(errno.EIO, str(error), str(path.parent)) from None
+
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict):
     "Write and sync the files of a checkpoint into a new folder."
     folder.mkdir(parents=True)
     tensors_file, state_file = folder / "tensors.safetensors", folder / "state.json"
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(on_cpu, tensors_file)
-    except SafetensorError as error:  # as a rule, the disk is full
-        raise OSError(errno.EIO, str(error), str(folder)) from None
+    save_tensors(tensors, tensors_file)
     checksum = checkpoint_checksum(tensors_file, state)
     state_file.write_text(json.dumps(state | dict(sha256=checksum)))
     shutil.copymode(state_file, tensors_file)  # save_file lets only the owner read its file

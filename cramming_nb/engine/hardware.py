@@ -7,7 +7,8 @@ __all__ = ['DEVICES', 'DTYPES', 'GPU_DATASHEETS', 'GPU_TFLOPS', 'bfloat16_speedu
            'Hardware', 'matrix_rate', 'datasheet_rate', 'keep_memory', 'Pace', 'is_out_of_memory']
 
 # %% ../../nbs/engine/hardware.ipynb #1bf241f1
-import ctypes, gc, math, os, platform, re, resource, shutil, sys, time
+import ctypes, gc, math, os, platform, re, resource, shutil, sys
+import tempfile, time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,8 +57,6 @@ class Device:
     most_rows = 64           # and the largest that is worth a try
     pad_multiple = 2         # fine-tuning pads a batch to a multiple of this many tokens
     finetune_jobs = 64       # fine-tunings at a time, where memory and CPU threads allow
-    sparse_embedding = True  # whether sparse gradients of the embedding save time, chapter 10a
-    cheap_dropout = True     # whether 16-bit random numbers for dropout save time, chapter 10a
     loss_chunk = 1 << 19     # logits that the loss holds in float32 at a time
     matrix_size = 1024       # rows and columns of the product that measures the matrix rate
     runs_ahead = False       # whether work is queued, and a call returns before it is done
@@ -84,6 +83,16 @@ class Device:
     def compiler(self) -> str | None:
         "The compiler on this machine that `torch.compile` needs for the device, or None."
         return shutil.which(os.environ.get("CXX", "g++"))
+
+    def compile_problem(self) -> str:
+        "Why `torch.compile` cannot work here, in one line; empty if nothing is known against it."
+        if not self.compiler():
+            return "torch.compile needs a C++ compiler: install gcc and g++"
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+        for folder in (str(Path(torch.__file__).parent), cache):
+            if " " in folder:  # it stands in the compiler's command without quotes
+                return f"torch.compile cannot work with blanks in a path, as in {folder}"
+        return ""
 
     def prepare(self, dtype: torch.dtype):
         "Change settings of the whole process for fast training in a format."
@@ -177,7 +186,7 @@ class CUDA(Device):
     "An Nvidia GPU: the one that this process has selected."
     kind, attention, backend = "cuda", "sdpa", "nccl"
     first_rows, most_rows, pad_multiple = 512, 1024, 8
-    finetune_jobs, sparse_embedding, cheap_dropout = 4, False, False
+    finetune_jobs = 4
     loss_chunk, matrix_size = 1 << 24, 8192
     runs_ahead, atomic_gradients = True, True
 
@@ -200,6 +209,9 @@ class CUDA(Device):
         "Triton needs a C compiler on the host to build the code that launches its kernels."
         wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
         return next((path for name in wanted if (path := shutil.which(name))), None)
+
+    def compile_problem(self) -> str:
+        return "" if self.compiler() else "torch.compile needs a C compiler: install gcc"
 
     def prepare(self, dtype: torch.dtype):
         if dtype == torch.float32:
@@ -282,8 +294,8 @@ class Hardware:
         return self.device.kind
 
     def can_compile(self) -> bool:
-        "Whether `torch.compile` finds the compiler it needs."
-        return self.device.compiler() is not None
+        "Whether nothing is known that keeps `torch.compile` from working."
+        return not self.device.compile_problem()
 
     def compiling_pays(self, seconds: float) -> bool:
         "Whether compiling, a minute for a tenth more speed, pays within so many seconds."

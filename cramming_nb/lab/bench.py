@@ -26,9 +26,9 @@ from tqdm import tqdm
 from ..architecture import Architecture, MaskedLM, ffn_widths, flops_per_token
 from ..engine.errors import UserError
 from ..corpus import CorpusConfig, get_corpus
-from ..data import documents
-from ..finetuning import FineTuner, finetuning_bytes, plan_workers
-from ..glue import Protocol, TaskData
+from ..engine.sources import documents
+from ..app.finetuning import finetuning_bytes, plan_workers
+from ..glue import FineTuner, Protocol, TaskData
 from ..engine.hardware import (
     DTYPES, Hardware, datasheet_rate, is_out_of_memory, keep_memory, matrix_rate)
 from ..recipes import Recipe, flat
@@ -121,13 +121,14 @@ def take_turn(
 
 # %% ../../nbs/lab/bench.ipynb #18e99fec
 def tree_memory(pid: int) -> int:
-    "Bytes a process and its descendants hold, shared pages divided; 0 where the system is silent."
+    "Bytes of a process and its descendants that the system cannot take back; 0 if it is silent."
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        kept = ("Pss_Anon:", "Pss_Shmem:")  # not the pages of files, which are on the disk as well
+        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(kept))
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for t in tasks for child in (t / "children").read_text().split()]
-    except (OSError, StopIteration):
+    except OSError:
         return 0
     return 1024 * kilobytes + sum(tree_memory(child) for child in children)
 
@@ -542,11 +543,11 @@ def tuning_steps(
     "A function that takes so many steps of fine-tuning on a task."
     torch.set_num_threads(threads)
     if protocol.by_length:
-        keep_memory()  # as chapter 10a does
+        keep_memory()  # as the app does
     tuner = FineTuner(
         arch, None, Tokenizer.from_file(tokenizer), task, protocol, 0, hardware)
     if not protocol.by_length:
-        tuner.recordings = None  # the reference launches each kernel of a GPU
+        tuner.give_gradients = tuner.backward  # the reference launches each kernel of a GPU
     chosen = np.random.default_rng(0).permutation(len(tuner.batches))[:steps]
     def work():
         for number in chosen:
@@ -572,7 +573,7 @@ def bench_glue(
     "Sequences a second of fine-tuning, ours and the reference's, in turns, over the tasks."
     hardware = Hardware.detect()
     size = finetuning_bytes(arch, protocol, hardware.dtype)
-    workers = plan_workers(hardware, hardware.threads, size)  # as chapter 10a does
+    workers = plan_workers(hardware, hardware.threads, size)  # as the app does
     ours = (replace(protocol, by_length=True), hardware, workers.threads)
     reference = (replace(protocol, by_length=False), replace(hardware, dtype=torch.float32),
                  hardware.threads)

@@ -20,7 +20,7 @@ from .bench import bench_recipes, step_fields
 from ..budget import Budget
 from ..engine.errors import UserError
 from ..engine.checkpoint import Interrupted, watch_signals
-from ..data import cache_dir
+from ..engine.sources import cache_dir
 from ..engine.hardware import Hardware
 from ..recipes import Recipe, change, load_recipe
 from ..app.records import RunRecord

@@ -22,7 +22,7 @@ from .bench import interleave, recipe_steps, take_turn
 from ..budget import Budget
 from ..engine.errors import UserError
 from ..corpus import corpus_key
-from ..data import cache_dir, source_identity
+from ..engine.sources import cache_dir, source_identity
 from ..engine.hardware import DTYPES, Hardware
 from ..recipes import Recipe, change, diff, load_recipe
 from ..engine.jobs import read_manifest

@@ -1,0 +1,98 @@
+"""The cards of decisions agree with records, recipes and pages."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+pytest.importorskip("nbformat")
+import book
+import cards
+
+from cramming_nb.recipes import RECIPES, flat
+
+CELLS = {
+    cards.page_name(path): ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    for path in book.notebooks()
+}
+named = pytest.mark.parametrize("name", cards.CARDS)
+
+
+@pytest.mark.parametrize("page", CELLS)
+def test_pages_show_what_the_file_says(page):
+    for source in CELLS[page]:
+        assert source == cards.drawn(source, page), "python tools/cards.py brings the cards up to date"
+
+
+@named
+def test_a_card_is_shown_once_in_its_chapter(name):
+    places = [page for page, sources in CELLS.items() for s in sources if s.startswith(f"::: {{#card-{name} ")]
+    assert places == [cards.CARDS[name].chapter]
+
+
+@named
+def test_the_switch_is_what_the_paper_chose(name):
+    card, paper = cards.CARDS[name], flat(RECIPES["crammed-v2"])
+    assert set(card.switches) <= set(paper)
+    chosen = {field: paper[field] for field in card.switches}
+    assert (chosen == card.switches) != card.ours
+
+
+LISTS = [yaml.safe_load(path.read_text()) for path in (cards.RECORDS / "lab").glob("*.yaml")]
+FLIPPED = {entry["name"]: set(entry.get("set", {})) for entries in LISTS for entry in entries}
+
+
+@named
+def test_a_change_beside_a_card_flips_its_switch(name):
+    card = cards.CARDS[name]
+    assert set(card.changes) <= set(cards.CHANGES)
+    for change in card.changes:
+        assert FLIPPED[change] & set(card.switches), change
+
+
+@named
+def test_claims_of_a_card_have_a_verdict(name):
+    assert all(cards.VERDICTS[claim] in book.VERDICTS for claim in cards.CARDS[name].claims)
+
+
+@named
+def test_a_card_is_short(name):
+    words = re.sub(r"\]\([^)]*\)", "]", cards.draw(cards.CARDS[name])).split()
+    assert len(words) <= 150, len(words)
+
+
+def test_markers_say_what_recipes_and_records_say():
+    assert cards.flops("architecture.activation=gelu") == "18 % more FLOPs"
+    assert cards.flops("objective.mlm_probability=0.15") == "3 % fewer FLOPs"
+    assert cards.flops("architecture.num_heads=1") == "as many FLOPs"
+    assert cards.extra_weights("architecture.tie_embeddings=false") == "25.2 million more weights"
+    percent = round(100 * cards.CHANGES["dropout"]["speed"] - 100)
+    assert cards.speed("dropout") == f"{-percent} % slower"
+    record = json.loads((cards.RECORDS / "lab/w1_mixing-3m-0.json").read_text())
+    assert cards.loss("w1_mixing-3m") == f"{record['pretraining']['heldout_loss']:.2f} nats"
+    with pytest.raises(KeyError):
+        cards.filled("{price 3}")
+
+
+def test_what_ended_on_the_plateau_shows_no_number():
+    assert cards.CHANGES["plain sinusoids"]["plateau"] and cards.gap("plain sinusoids") is None
+    assert "plain sinusoids: still on the plateau" in cards.measured(cards.CARDS["positions"])
+
+
+def test_the_overview_of_all_begins_with_what_is_worth_most():
+    ranks = re.findall(r"#card-([\w-]+)\)", cards.drawn("::: {#cards .decisions}", "01_budget"))
+    worth = [cards.worth(cards.CARDS[name]) for name in ranks]
+    assert set(ranks) == set(cards.CARDS) and worth == sorted(worth, reverse=True) and worth[0] > 0
+
+
+def test_a_symbol_for_every_verdict():
+    assert set(book.DECIDED) <= set(cards.SYMBOLS) <= set(book.VERDICTS)
+    assert len({cards.SYMBOLS[verdict] for verdict in (*book.DECIDED, "undecided")}) == 4
+
+
+def test_a_change_of_a_record_changes_the_card(monkeypatch):
+    before = cards.draw(cards.CARDS["gates"])
+    found = cards.CHANGES["no gates"] | dict(equal_time=dict(mean=0.5, low=0.4, high=0.6))
+    monkeypatch.setitem(cards.CHANGES, "no gates", found)
+    assert "plain GELU +0.50 (+0.40 to +0.60)" in cards.draw(cards.CARDS["gates"]) != before
