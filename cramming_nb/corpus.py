@@ -21,15 +21,13 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from .engine.errors import UserError
 from .engine.options import check_options, option
-from cramming_nb.engine.files import (
-    atomic_write, damaged, file_checksum, lock, read_arrow, remove_folder, verify, write_arrow,
-    write_text)
+from .engine.files import atomic_write, damaged, file_checksum, lock, read_arrow
+from .engine.files import remove_folder, verify, write_arrow, write_text
 from .engine.jobs import (
     ENGINES, SCHEMA, Local, Ray, StageTable, Unfinished, add_rates, read_manifest, run_stage,
     stage_key, stages_as_markdown)
-from cramming_nb.engine.sources import (
-    Source, cache_dir, source_bytes, source_identity, source_notes, source_parts,
-    source_tokenizer, sources)
+from .engine.sources import Source, cache_dir, source_bytes, source_identity
+from .engine.sources import source_notes, source_parts, source_tokenizer, sources
 from .data import (
     BATCH, Grams, batches, clean, clean_batch, compressible, deduplicate)
 from .tokenizer import (
@@ -171,11 +169,11 @@ def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
 # %% ../nbs/04_sequences.ipynb #7af72a47
 @dataclass(frozen=True)
 class CorpusConfig:
-    """How a text becomes sequences of token ids; the defaults are the paper's.
+    """How a text becomes sequences of token ids; defaults follow the paper where it has a choice.
 
     `filter_threshold` and `order` are of section 4.4, the tokenizers of section 4.1.
     `dedup` was 75 in the paper's first version. It compares the text within groups of eight
-    neighbouring chunks, 32 million characters: a passage that recurs in another group stays.
+    neighbouring batches, 32 million characters: a passage that recurs in another group stays.
     A run with GLUE counts the documents that share sentences with it; `decontaminate` also
     removes them. `filter_tokenizer` is the tokenizer with which the filter counts tokens, if
     it is not the corpus's own; the reference code uses ALBERT's.

@@ -221,7 +221,15 @@ def test_a_folder_of_many_files_is_listed_once(tmp_path):
     assert len(visited) == 1  # the time is that of the files, not of their square
 
 
-@pytest.mark.parametrize("text, words", [(b'{"text": "the garden"}\n', ["the garden"]), (b"A river.\n", ["A river.\n"])])
+PIPED = [
+    (b'{"text": "the garden"}\n', ["the garden"]),
+    (b"A river.\n", ["A river.\n"]),
+    (b"text,n\nA river,1\n", ["A river"]),
+    (gzip.compress(b'{"text": "the garden"}\n'), ["the garden"]),
+]
+
+
+@pytest.mark.parametrize("text, words", PIPED)
 @pytest.mark.parametrize("kind", ["standard input", "pipe"])
 def test_a_stream_is_read_once_and_kept(kind, text, words, tmp_path, monkeypatch):
     monkeypatch.setenv("CRAM_CACHE", str(tmp_path / "cache"))
@@ -242,7 +250,12 @@ def test_a_list_of_sources_in_yaml_is_their_short_form(tmp_path, monkeypatch):
     (tmp_path / "mix.yaml").write_text("- {kind: files, path: a.jsonl, column: body, first: 2}\n- machine:python\n")
     assert full_source("mix.yaml") == "files:a.jsonl[:2]#body + machine:python"
     assert full_source([dict(kind="machine", path="python")]) == "machine:python"
-    for wrong, words in ((dict(kind="web"), "write machine"), (dict(path="a"), "fields are kind"), ("0*machine", "a share")):
+    for wrong, words in (
+        (dict(kind="web"), "write machine"),
+        (dict(path="a"), "fields are kind"),
+        ("0*machine", "a share"),
+        (dict(kind="hub", path="a/b", revision="refs/c"), "another source"),
+    ):
         with pytest.raises(UserError, match=words):
             sources(wrong)
 

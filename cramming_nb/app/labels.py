@@ -41,7 +41,8 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
                  for name, value in row.items() if value is not None}
         if any("\ufffd" in cell for cell in cells.values()):
             raise UserError(f"{path}, {place}: not UTF-8; save the file as UTF-8")
-        rows.append((int(place.split()[1]), {name: cells.get(name, "").strip() for name in columns}))
+        stripped = {name: cells.get(name, "").strip() for name in columns}
+        rows.append((int(place.split()[1]), stripped))
     if not columns:
         raise UserError(f"{path} is empty; write a header such as text,label and a row for each "
                         "text")

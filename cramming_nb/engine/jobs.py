@@ -14,9 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from .errors import UserError
-from cramming_nb.engine.files import (
-    NO_GUARD, NO_GUARD_CODE, check_not_in_worker, damaged, lock, remove_folder, remove_partial,
-    write_text)
+from .files import NO_GUARD, NO_GUARD_CODE, check_not_in_worker, damaged, lock
+from .files import remove_folder, remove_partial, write_text
 
 # %% ../../nbs/engine/jobs.ipynb #898d9168
 def exit_with_parent():
@@ -61,8 +60,11 @@ class Local:
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind: type | None, *error: object):
         if self.pool:
+            if kind:  # an error or Ctrl-C: what is half done is not waited for
+                for process in list(self.pool._processes.values()):
+                    process.terminate()
             self.pool.shutdown(cancel_futures=True)
             self.pool = None
 

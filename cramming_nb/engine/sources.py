@@ -10,7 +10,7 @@ __all__ = ['KINDS', 'SOURCES', 'docstrings', 'dependencies', 'package_files', 's
 
 # %% ../../nbs/engine/sources.ipynb #4903fbc1
 import ast, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform, re, stat, sys
-import sysconfig, time, warnings
+import sysconfig, tempfile, time, warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ from .errors import UserError
 from .files import atomic_write, write_text
 from .jobs import Local, Unfinished
 from .tables import (
-    FORMATS, TOKENS, file_suffix, is_plain_text, open_text, read_rows, text_of)
+    FORMATS, TOKENS, file_suffix, format_of, is_plain_text, open_text, read_rows, text_of)
 
 # %% ../../nbs/engine/sources.ipynb #b310508a
 def docstrings(path: str) -> list[str]:
@@ -472,12 +472,17 @@ def spooled(source: Source) -> Source:
         return source
     with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
         content = stream.read()
-    suffix = ".jsonl" if content.lstrip()[:1] == b"{" else ".txt"
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=cache_dir(), prefix=".part-") as raw:
+        raw.write(content)
+        raw.flush()
+        with open_text(raw.name) as text:
+            reader = format_of(next(text, ""), source.column)
+    suffix = next(suffix for suffix, read in FORMATS.items() if read is reader)
     copy = cache_dir() / f"piped-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
-    copy.parent.mkdir(parents=True, exist_ok=True)
     if not copy.exists():  # the same text keeps its time, and so its identity
-        with atomic_write(copy) as temporary:
-            temporary.write_bytes(content)
+        with atomic_write(copy) as part:
+            part.write_bytes(content)
     return replace(source, path=str(copy))
 
 # %% ../../nbs/engine/sources.ipynb #c7a15227
@@ -504,20 +509,23 @@ def listed_sources(path: str) -> list:
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: not YAML ({first_line(error)})") from None
     if not isinstance(found, list) or path in found:
-        raise UserError(f"{path}: not a list of sources; write a line `- {{kind: files, path: FILE}}` "
-                        "for each")
+        raise UserError(f"{path}: not a list of sources; write `- {{kind: files, path: FILE}}` for "
+                        "each")
     return found
 
 # %% ../../nbs/engine/sources.ipynb #3f91fcff
 def sources(what: str | dict | Source | list) -> list[Source]:
     "The sources that a string, a YAML file, a dict, a `Source`, or a list of these describe."
     if isinstance(what, Source):
-        return [what]
+        if parse_source(str(what)) != what:  # a run is known by the short form of its sources
+            raise UserError(f"source {what}: its short form stands for another source; write "
+                            f"{SOURCES}")
+        return [spooled(what)]
     if isinstance(what, list):
         return list(itertools.chain.from_iterable(map(sources, what)))
     if isinstance(what, dict):
         try:
-            return [Source(**what)]
+            return sources(Source(**what))
         except TypeError as error:
             known = ", ".join(Source.__dataclass_fields__)
             raise UserError(f"source {what}: {first_line(error)}; fields are {known}") from None
