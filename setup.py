@@ -39,7 +39,11 @@ setup(
     ],
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
-    package_data={cfg["lib_path"]: ["py.typed", "lab/sizes.json"]},
+    package_data={
+        cfg["lib_path"]: [
+            "py.typed", "app/report.*.jinja", "app/demo/*.*", "app/demo/1_Pooling/*", "lab/sizes.json",
+        ],
+    },
     install_requires=cfg["requirements"].split(),
     extras_require={
         key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['ATTENTIONS', 'FUNCTIONS', 'ACTIVATIONS', 'NORMS', 'POSITIONS', 'NO_MASK', 'TOKEN_MIXERS', 'BLOCKS', 'INITS',
            'HEAD_TRANSFORMS', 'PARTS', 'POOLINGS', 'NUM_FEATURES', 'explicit_attention', 'fused_attention', 'sinusoids',
-           'rotary_table', 'rotate', 'Rotation', 'NeighborMixing', 'Architecture', 'select_positions', 'document_ids',
-           'make_attention_mask', 'Attention', 'attention_operation', 'ffn_widths', 'FeedForward', 'make_norm',
-           'FourierMixing', 'PreNormBlock', 'initialise', 'masked_lookup', 'Encoder', 'check', 'MaskedLM',
-           'num_parameters', 'parameters_by_part', 'flops_by_part', 'flops_per_token', 'mean_pooling', 'first_pooling',
-           'pair_features', 'SequenceClassifier', 'TokenClassifier', 'QuestionAnswerer']
+           'rotary_table', 'rotate', 'rotate_in_one_pass', 'Rotation', 'NeighborMixing', 'Architecture',
+           'select_positions', 'document_ids', 'make_attention_mask', 'Attention', 'attention_operation', 'ffn_widths',
+           'FeedForward', 'make_norm', 'FourierMixing', 'PreNormBlock', 'initialise', 'masked_lookup', 'Encoder',
+           'check', 'MaskedLM', 'num_parameters', 'parameters_by_part', 'flops_by_part', 'flops_per_token',
+           'mean_pooling', 'first_pooling', 'pair_features', 'SequenceClassifier', 'TokenClassifier',
+           'QuestionAnswerer']
 
 # %% ../nbs/05_model.ipynb #bb5d73c1
 import math, re
@@ -76,12 +77,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate feature i of x [B, heads, S, d] with feature i + d / 2, as in `transformers`.
 
     The angles are given by their cosines and sines [.., S, d / 2]."""
+    if torch.compiler.is_compiling():
+        return rotate_in_one_pass(x, cos, sin)
     first, second = x.chunk(2, -1)
     rotated = x * torch.cat([cos, cos], -1)
     rotated_first, rotated_second = rotated.chunk(2, -1)
     rotated_first.addcmul_(second, sin, value=-1)  # in place: this is all memory it takes
     rotated_second.addcmul_(first, sin)
     return rotated
+
+def rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same without slices or `cat`: compiled, it is one read and one write a number.
+
+    x [B, heads, S, d]; cos and sin [.., S, d / 2]."""
+    halves = x.unflatten(-1, (2, -1))  # [B, heads, S, 2, d / 2]
+    sign = 2 * torch.arange(2, device=x.device)[:, None] - 1  # -1, then 1
+    rotated = halves * cos[..., None, :] + halves.flip(-2) * (sign * sin[..., None, :])
+    return rotated.flatten(-2)
 
 class Rotation(torch.autograd.Function):
     """`rotate`, whose gradient is the rotation back: nothing but the angles is kept for it.
@@ -574,13 +586,18 @@ class Encoder(nn.Module):
             attention_mask: Tensor | None = None,  # False at padding [B, S]
             documents: Tensor | None = None,       # the document of each token [B, S]
             ) -> Tensor:
-        x = self.widen(self.embedding(ids))
-        x = self.embedding_norm(self.position(x))
-        mask = make_attention_mask(attention_mask, documents, x.dtype)
-        x = self.dropout(self.mixing(x, mask.segment_ids))
+        dtype = self.embedding.weight.dtype
+        mask = make_attention_mask(attention_mask, documents, dtype)
+        x = self.embed(ids, mask.segment_ids)
         for block in self.blocks[:-1]:
             x = block(x, None, mask)
         return self.final_norm(self.blocks[-1](x, positions, mask))
+
+    def embed(self, ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        "What the first block reads [B, S, H]: tokens, their positions and their neighbours."
+        x = self.widen(self.embedding(ids))
+        x = self.embedding_norm(self.position(x))
+        return self.dropout(self.mixing(x, segment_ids))
 
 # %% ../nbs/05_model.ipynb #45d6bee9
 def check(arch: Architecture):
@@ -648,27 +665,38 @@ class MaskedLM(nn.Module):
         for part in (self.transform, self.narrow):
             initialise(part, arch)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        "Logits for hidden states [B, S or k, H]."
-        weight = self.encoder.embedding.weight if self.decoder is None else self.decoder
-        return F.linear(self.narrow(self.transform(hidden)), weight, self.bias)
-
     def forward(
             self,
             ids: Tensor,
             masked_positions: Tensor | None = None,  # where logits are wanted [B, k]
             attention_mask: Tensor | None = None,    # False at padding [B, S]
             ) -> Tensor:
+        hidden = self.hidden(ids, masked_positions, attention_mask)
+        return self.logits(hidden, masked_positions)
+
+    def hidden(self, ids: Tensor, masked_positions: Tensor | None = None,
+               attention_mask: Tensor | None = None) -> Tensor:
+        "Hidden states [B, k, H] at masked positions if prediction is sparse, else [B, S, H]."
         arch = self.encoder.arch
         documents = document_ids(ids) if arch.document_attention else None
         if documents is not None and attention_mask is not None:
             documents = documents.masked_fill(~attention_mask, -1)
+        positions = masked_positions if arch.sparse_prediction else None
+        return self.encoder(ids, positions, attention_mask, documents)
+
+    def logits(self, hidden: Tensor, masked_positions: Tensor | None = None) -> Tensor:
+        "Logits [B, k, vocab] at masked positions, of what `hidden` gave for the same."
+        arch = self.encoder.arch
         if arch.sparse_prediction:
-            return self.head(self.encoder(ids, masked_positions, attention_mask, documents))
-        hidden = self.encoder(ids, None, attention_mask, documents)
+            return self.head(hidden)
         if arch.sparse_head:
             return self.head(select_positions(hidden, masked_positions))
         return select_positions(self.head(hidden), masked_positions)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        "Logits for hidden states [B, S or k, H]."
+        weight = self.encoder.embedding.weight if self.decoder is None else self.decoder
+        return F.linear(self.narrow(self.transform(hidden)), weight, self.bias)
 
 # %% ../nbs/05_model.ipynb #4c0aad08
 def num_parameters(module: nn.Module) -> int:

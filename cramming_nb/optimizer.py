@@ -8,6 +8,7 @@ __all__ = ['OPTIMIZERS', 'AVERAGES', 'parameter_groups', 'BertAdam', 'OptimizerC
 
 # %% ../nbs/07_optimizer.ipynb #af91b991
 import importlib, math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,17 +114,17 @@ class LossScale:
         return bool(tensors["scaled"]) == self.enabled
 
 # %% ../nbs/07_optimizer.ipynb #7243efb2
-def orthogonalise(matrix: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
-    "Bring the singular values of a matrix [m, n] close to one; multiplies in `dtype`."
+def orthogonalise(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
+    "Bring the singular values of matrices [N, m, n] close to one; multiplies in `dtype`."
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).to(dtype, copy=True)  # the product below is the smaller
-    x.div_(x.norm().clamp(min=1e-7))
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).to(dtype, copy=True)  # the product is the smaller
+    x.div_(x.flatten(1).norm(dim=1)[:, None, None].clamp(min=1e-7))
     for _ in range(steps):
-        product = x @ x.T
-        polynomial = torch.addmm(product, product, product, beta=b, alpha=c)
-        x = torch.addmm(x, polynomial, x, beta=a)
-    return x.T if tall else x
+        product = x @ x.mT
+        polynomial = torch.baddbmm(product, product, product, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x
 
 class Muon(torch.optim.Optimizer):
     "Momentum with Nesterov's look-ahead, orthogonalised; its updates are as large as AdamW's."
@@ -134,24 +135,43 @@ class Muon(torch.optim.Optimizer):
         for name, weight in named.items():
             following = named[name.replace(".qkv.", ".out.").replace(".up.", ".down.")]
             self.parts[weight] = 1 if following is weight else len(weight) // following.shape[1]
-        fast = device_of(weight).fast_dtype()
+        device = device_of(weight)
+        self.found_inf = torch.zeros((), device=weight.device)  # 1: leave this step out
+        self.at_once = device.runs_ahead  # matrices of one shape: fewer calls from the host
+        fast = device.fast_dtype()
         self.dtype = torch.bfloat16 if fast is torch.bfloat16 else torch.float32  # of products
 
     @torch.no_grad()
     def step(self):
         "Update all matrices once, from their gradients."
         for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
+            updates = defaultdict(list)  # by shape, or one by one: (matrix, its update)
+            before = [weight.clone() for weight in group["params"]]
             for weight in group["params"]:
-                kept, grad, parts = self.state[weight], weight.grad, self.parts[weight]
-                if not kept:
-                    kept["momentum_buffer"] = torch.zeros_like(grad)
-                mean = kept["momentum_buffer"].lerp_(grad, 1 - momentum)
-                updates = grad.lerp(mean, momentum).chunk(parts)
-                weight.mul_(1 - lr * group["weight_decay"])
-                for matrix, update in zip(weight.chunk(parts), updates):
-                    size = 0.2 * math.sqrt(max(matrix.shape))
-                    matrix.add_(orthogonalise(update, self.dtype), alpha=-lr * size)
+                update, parts = self.update(weight, group["momentum"]), self.parts[weight]
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                for pair in zip(weight.chunk(parts), update.chunk(parts)):
+                    updates[pair[0].shape if self.at_once else len(updates)].append(pair)
+            for pairs in updates.values():
+                self.apply(*zip(*pairs), group["lr"])
+            for weight, old in zip(group["params"], before):
+                weight.copy_(torch.where(self.found_inf > 0, old, weight))
+
+    def update(self, weight: nn.Parameter, momentum: float) -> Tensor:
+        "A weight's new update [m, n]: a mean of its gradients with `momentum`, and a look ahead."
+        state = self.state[weight]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        mean = state["momentum_buffer"]
+        grad = torch.where(self.found_inf > 0, mean, weight.grad)  # leaves the mean as it is
+        mean.lerp_(grad, 1 - momentum)
+        return grad.lerp(mean, momentum)
+
+    def apply(self, matrices: tuple[Tensor, ...], updates: tuple[Tensor, ...], lr: float):
+        "Move matrices of one shape [m, n] by their updates [m, n], which are orthogonalised."
+        size = 0.2 * math.sqrt(max(matrices[0].shape))
+        for matrix, orthogonal in zip(matrices, orthogonalise(torch.stack(updates), self.dtype)):
+            matrix.add_(orthogonal, alpha=-lr * size)
 
 # %% ../nbs/07_optimizer.ipynb #13b0d812
 OPTIMIZERS = {  # a class, or its name in the package `pytorch_optimizer`, and constants of its own
@@ -220,8 +240,9 @@ class Optimizer:
         self.optimizers = torch_optimizers(config, self.groups)
         self.versions = []          # of the weights, which an average keeps
         self.has_gradients = False  # whether any were accumulated since the last step
-        fused = all(optimizer.defaults.get("fused") for optimizer in self.optimizers)
-        self.asks = config.cautious or config.average != "none" or not fused
+        skips = all(hasattr(optimizer, "found_inf") or optimizer.defaults.get("fused")
+                    for optimizer in self.optimizers)  # a step whose `found_inf` is 1
+        self.asks = config.cautious or config.average != "none" or not skips
 
     def backward(self, loss: Tensor):
         "The backward pass of a scalar loss, scaled for the format of the weights."
@@ -253,7 +274,7 @@ class Optimizer:
         if not (self.asks and overflow):            # to ask is to wait for the device
             before = [weight.clone() for weight in self.decaying]
             for optimizer in self.optimizers:
-                optimizer.found_inf = overflow.float()  # if 1, a fused optimizer skips the step
+                optimizer.found_inf = overflow.float()  # if 1, it skips the step
                 for group in optimizer.param_groups:
                     group["lr"] = lr
                 optimizer.step()

@@ -305,6 +305,7 @@ SPRINT = change(OURS, name="sprint", changes={
     "schedule.batch_size": 512,
     "schedule.batch_ramp": 0,
     "training.compile": "always",
+    "training.compile_by": "block",
     "training.heldout_rows": 1024,
     "protocol.batch_size": 32,
     "protocol.lr": 1e-4,

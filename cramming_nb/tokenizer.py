@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'NORMALIZERS', 'TOKENIZERS', 'paper_normalizer',
            'unicode_normalizer', 'deleted_characters', 'wordpiece', 'bpe', 'count_words', 'train_tokenizer',
-           'WordTable', 'WordPieces', 'encoder_of', 'tokenise', 'save_tokenizer', 'adopt_tokenizer']
+           'WordEncoder', 'encoder_of', 'tokenise', 'save_tokenizer', 'adopt_tokenizer']
 
 # %% ../nbs/03_tokenizer.ipynb #398cc34b
 import itertools, json, os, re, unicodedata
@@ -185,119 +185,82 @@ def train_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, cut])
     return with_cls_sep(tokenizer)
 
-# %% ../nbs/03_tokenizer.ipynb #411c29c3
-class WordTable:
-    "The distinct words of all texts so far, numbered in the order in which they appear."
-    def __init__(self):
-        self.numbers = {}  # {word: number}
-
-    def number(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of all words of the texts, int32 [words], and `ends`, int32 [texts + 1].
-
-        The words of text t are those from `ends[t]` up to `ends[t + 1]`.
-        """
-        words = split_texts(texts)
-        coded = words.flatten().dictionary_encode()  # distinct words, and the index of each word
-        distinct = [self.numbers.setdefault(word, len(self.numbers))
-                    for word in coded.dictionary.to_pylist()]
-        return np.array(distinct, np.int32)[coded.indices.to_numpy()], words.offsets.to_numpy()
-
 # %% ../nbs/03_tokenizer.ipynb #7d82bba8
-def part_cost(part: str, pieces: list) -> int:
-    "What the filter counts for a part: its pieces, but every character of an unknown piece."
-    data, cost = part.encode(), len(pieces)
+def unknown_characters(part: str, pieces: list) -> int:
+    "The characters of the unknown pieces of a part of a word, less one for each."
+    count = 0
     for piece in pieces:
         if piece.id == UNK:
             start, end = piece.offsets  # in bytes
-            cost += len(data[start:end].decode().strip("▁")) - 1
-    return cost
-
-class PieceTable:
-    """The token ids of many entries and the cost of each.
-
-    `ids` has a list of token ids for each entry; `lengths` and `costs` are int64 [entries].
-    """
-    def __init__(self):
-        self.ids = pyarrow.array([], pyarrow.list_(pyarrow.int32()))
-        self.lengths = self.costs = np.zeros(0, np.int64)
-
-    def append(self, ids: np.ndarray, lengths: np.ndarray, costs: np.ndarray):
-        "Add entries: their ids end to end, int [tokens]; lengths and costs, int [entries]."
-        offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
-        new = pyarrow.ListArray.from_arrays(offsets, pyarrow.array(ids, pyarrow.int32()))
-        self.ids = pyarrow.concat_arrays([self.ids, new])
-        self.lengths = np.r_[self.lengths, lengths].astype(np.int64)
-        self.costs = np.r_[self.costs, costs].astype(np.int64)
-
-    def gather(self, entries: np.ndarray) -> np.ndarray:
-        "The token ids of some entries, int [entries], one after another, int32 [tokens]."
-        return self.ids.take(pyarrow.array(entries)).flatten().to_numpy()
+            count += len(part.encode()[start:end].decode().strip("▁")) - 1
+    return count
 
 # %% ../nbs/03_tokenizer.ipynb #b10d9c57
-class WordPieces(PieceTable):
-    "The token ids and the cost of each word of a table that grows."
-    def __init__(self, tokenizer: Tokenizer, words: Iterable[str] = ()):  # each distinct word once
-        super().__init__()
-        self.tokenizer = tokenizer
-        self.part_numbers, self.parts = {}, PieceTable()  # {part: its entry in parts}
-        self.extend(list(words))
-
-    def extend(self, words: list[str]):
-        "Add words; only their parts that have not been seen before are tokenized."
-        split = split_words(self.tokenizer, words)
-        owners = np.repeat(np.arange(len(words)), [len(parts) for parts in split])
-        known = self.part_numbers
-        entries = [known.setdefault(part, len(known)) for parts in split for part in parts]
-        entries = np.array(entries, np.int64)
-        self.add_parts(list(itertools.islice(known, len(self.parts.costs), None)))
-
-        def per_word(per_part: np.ndarray) -> np.ndarray:
-            return np.bincount(owners, per_part[entries], len(words))
-
-        deleted = deleted_characters(self.tokenizer.normalizer, words)
-        self.append(self.parts.gather(entries), per_word(self.parts.lengths),
-                    per_word(self.parts.costs) + deleted)
-
-    def add_parts(self, parts: list[str]):
-        "Tokenize parts of words, at most 100 characters at a time, and add them to `self.parts`."
-        ids, lengths, costs = [], [], []
-        for part in parts:
-            cuts = [part[i:i + MAX_PART_LENGTH] for i in range(0, len(part), MAX_PART_LENGTH)]
-            found = [self.tokenizer.model.tokenize(cut) for cut in cuts]
-            pieces = [piece.id for pieces in found for piece in pieces]
-            ids += pieces
-            lengths.append(len(pieces))
-            is_known = UNK not in pieces  # most parts are
-            costs.append(len(pieces) if is_known else sum(map(part_cost, cuts, found)))
-        self.parts.append(np.array(ids), np.array(lengths), np.array(costs))
-
-# %% ../nbs/03_tokenizer.ipynb #333f1b20
 class WordEncoder:
-    "A tokenizer with a table of the words it has met."
-    def __init__(self, path: str, max_words: int = 300_000):
-        self.tokenizer, self.max_words = Tokenizer.from_file(path), max_words
+    """A tokenizer that cuts each distinct word once; after `max_words` of them it starts afresh.
+
+    `ids` has a list of token ids for each word; `lengths` and `costs` are int64 [words].
+    """
+    def __init__(self, tokenizer: Tokenizer, max_words: int = 300_000):
+        self.tokenizer, self.max_words = tokenizer, max_words
         self.clear()
 
     def clear(self):
         "Forget all words."
-        self.table, self.pieces = WordTable(), WordPieces(self.tokenizer)
+        self.words, self.parts = {}, {}  # {word: its number}, {part: its token ids and its cost}
+        self.ids = pyarrow.array([], pyarrow.list_(pyarrow.int32()))
+        self.lengths = self.costs = np.zeros(0, np.int64)
+
+    def cut(self, part: str) -> tuple[list[int], int]:
+        "The token ids and the cost of a part of a word, of which the model sees 100 characters."
+        ids, cost = [], 0
+        for start in range(0, len(part), MAX_PART_LENGTH):
+            some = part[start:start + MAX_PART_LENGTH]
+            pieces = self.tokenizer.model.tokenize(some)
+            ids += [piece.id for piece in pieces]
+            cost += unknown_characters(some, pieces) + len(pieces)
+        return ids, cost
+
+    def learn(self, words: list[str]):
+        "Add words; only their parts that have not been seen before are tokenized."
+        ids, lengths, costs = [], [], []
+        for parts in split_words(self.tokenizer, words):
+            before, cost = len(ids), 0
+            for part in parts:
+                if part not in self.parts:
+                    self.parts[part] = self.cut(part)
+                part_ids, part_cost = self.parts[part]
+                ids += part_ids
+                cost += part_cost
+            lengths.append(len(ids) - before)
+            costs.append(cost)
+        offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+        new = pyarrow.ListArray.from_arrays(offsets, pyarrow.array(ids, pyarrow.int32()))
+        self.ids = pyarrow.concat_arrays([self.ids, new])
+        self.lengths = np.r_[self.lengths, np.array(lengths, np.int64)]
+        deleted = deleted_characters(self.tokenizer.normalizer, words)
+        self.costs = np.r_[self.costs, np.array(costs, np.int64) + deleted]
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token ids of all texts, int32 [tokens], end to end, and two numbers for each, int64
         [texts]: the number of its tokens, and what the filter counts for it."""
-        if len(self.table.numbers) > self.max_words:
+        if len(self.words) > self.max_words:
             self.clear()
-        words, ends = self.table.number(texts)
-        num_known = len(self.pieces.lengths)
-        self.pieces.extend(list(itertools.islice(self.table.numbers, num_known, None)))
+        words, num_known = split_texts(texts), len(self.words)
+        coded = words.flatten().dictionary_encode()  # distinct words, and the index of each word
+        distinct = [self.words.setdefault(word, len(self.words))
+                    for word in coded.dictionary.to_pylist()]
+        self.learn(list(itertools.islice(self.words, num_known, None)))
+        numbers = np.array(distinct, np.int64)[coded.indices.to_numpy()]
 
         def per_text(per_word: np.ndarray) -> np.ndarray:
-            sums = np.cumsum(per_word[words])
-            return np.diff(np.r_[0, sums][ends])
+            sums = np.cumsum(per_word[numbers])
+            return np.diff(np.r_[0, sums][words.offsets.to_numpy()])
 
-        lengths, costs = per_text(self.pieces.lengths), per_text(self.pieces.costs)
-        return self.pieces.gather(words), lengths, costs
+        ids = self.ids.take(pyarrow.array(numbers)).flatten().to_numpy()
+        return ids, per_text(self.lengths), per_text(self.costs)
 
+# %% ../nbs/03_tokenizer.ipynb #333f1b20
 @lru_cache(1)
 def token_counter(path: str, modified: int) -> Tokenizer:
     """A tokenizer.json, set to count all tokens of a text; the last one is kept.
@@ -319,7 +282,7 @@ def count_tokens(texts: list[str], path: str) -> np.ndarray:
 @lru_cache(1)
 def encoder_of(path: str) -> WordEncoder:
     "The encoder of this process for a tokenizer.json; the last one is kept."
-    return WordEncoder(path)
+    return WordEncoder(Tokenizer.from_file(path))
 
 def tokenise(texts: list[str], tokenizer: str,
              filter_tokenizer: str = "") -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -22,7 +22,8 @@ from torch import Tensor
 from tqdm import tqdm
 from .architecture import (
     ATTENTIONS, Architecture, MaskedLM, attention_operation)
-from .budget import Budget, Clock, Spent
+from .budget import Budget, Spent
+from .engine.clock import Clock
 from .engine.errors import UserError
 from .engine.checkpoint import Interrupted, load_checkpoint
 from .corpus import Corpus
@@ -94,9 +95,11 @@ def if_it_fits(work: Callable, *args: object) -> object:
 class Predictor:
     "Masks sequences and predicts what is masked, for training and for validation."
     def __init__(self, model: MaskedLM, objective: ObjectiveConfig, vocab_size: int,
-                 hardware: Hardware, compiled: bool = False):
+                 hardware: Hardware, compiled: bool = False, compile_by: str = "model"):
         self.model, self.vocab_size, self.device = model, vocab_size, hardware.device
-        self.compiled, self.fast = compiled, None
+        self.compiled, self.compile_by = compiled, compile_by
+        self.fast = None          # `loss`, compiled
+        self.replaced = []        # methods that compiled ones stand for: a module and a name
         self.graphs = set()       # shapes of training that have been compiled
         self.token_scores = None  # used by masks that adapt
         if objective.adaptive:
@@ -120,7 +123,16 @@ class Predictor:
     def loss(self, masked: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
              z_loss: float) -> tuple[Tensor, Tensor]:
         "The sum of losses, a scalar, and the probability of each label [B, k]."
-        logits = self.model(masked, positions)
+        hidden = self.model.hidden(masked, positions)
+        return self.loss_of(hidden, positions, labels, weights, z_loss)
+
+    def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
+                z_loss: float) -> tuple[Tensor, Tensor]:
+        """The same, of hidden states [B, S or k, H] that the model gave.
+
+        Positions, labels and weights are [B, k].
+        """
+        logits = self.model.logits(hidden, positions)
         return loss_with_probabilities(logits, labels, weights, z_loss)
 
     def __call__(self, rows: Rows, seed: int, length: int, masks: ObjectiveConfig,
@@ -131,7 +143,7 @@ class Predictor:
         """
         compute = self.loss
         if self.compiled:
-            compute = self.fast = self.fast or compiled_by_levels(self.loss)
+            compute = self.fast = self.fast or COMPILED[self.compile_by](self)
         batch = self.mask(rows, seed, length, masks, size if self.compiled else 0)
         loss, probabilities = compute(*batch, masks.z_loss)
         return loss, batch[2], probabilities, batch[3]
@@ -153,6 +165,8 @@ class Predictor:
                 raise UserError(message) from error
             tqdm.write(f"compiling failed ({reason}); training goes on without it")
             self.compiled = False
+            for part, name in self.replaced:
+                vars(part).pop(name)  # its own method is back
         self.graphs.add(graph)
 
 # %% ../nbs/09_training.ipynb #b3b4621e
@@ -160,6 +174,22 @@ def compiled_by_levels(function: Callable) -> Callable:
     "Compile a function for each shape it is called with, and allow for all that schedules make."
     torch._dynamo.config.recompile_limit = 4 * LEVELS  # of mask rate and length; torch's own is 8
     return torch.compile(function, dynamic=False)
+
+def compiled_by_block(predictor: Predictor) -> Callable:
+    "The loss with each part compiled alone: all blocks but the last share what one of them took."
+    encoder = predictor.model.encoder
+    predictor.replaced = [(encoder, "embed"), *((block, "forward") for block in encoder.blocks)]
+    for part, name in predictor.replaced:
+        setattr(part, name, compiled_by_levels(getattr(part, name)))
+    loss_of = compiled_by_levels(predictor.loss_of)
+    def loss(masked: Tensor, positions: Tensor, *labels: object) -> tuple[Tensor, Tensor]:
+        return loss_of(predictor.model.hidden(masked, positions), positions, *labels)
+    return loss
+
+COMPILED = {
+    "model": lambda predictor: compiled_by_levels(predictor.loss),
+    "block": compiled_by_block,
+}
 
 # %% ../nbs/09_training.ipynb #04a1691c
 class Gradients:
@@ -313,6 +343,8 @@ class TrainingConfig:
     attention: str = option(
         "auto", "attention kernel; auto: the device's fastest", choices=("auto", *ATTENTIONS))
     compile: str = option("auto", "whether to use torch.compile", choices=COMPILE)
+    compile_by: str = option(
+        "model", "what is compiled at once; blocks are ready much sooner", choices=("model", "block"))
     gradient_exchange: str = option(
         "float32", "number format between processes; bfloat16 halves the bytes",
         choices=("float32", "bfloat16"))
@@ -352,7 +384,8 @@ class Learner:
         model = MaskedLM(architecture, kernel).to(hardware.kind, hardware.dtype)
         self.model = model.train(training.dropout)
         self.predictor = Predictor(
-            self.model, objective, architecture.vocab_size, hardware, compiled)
+            self.model, objective, architecture.vocab_size, hardware, compiled,
+            training.compile_by)
         self.optimizer = Optimizer(self.model, optimizer)
         self.schedule = StepSchedule(schedule, objective, architecture, self.length, optimizer.lr)
         self.gradients = Gradients(self.predictor, self.optimizer, self.schedule, self.group, seed,

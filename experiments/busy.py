@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cramming_nb.app.records import environment
+from cramming_nb.app.run import read_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.engine.hooks import step_seconds
 
@@ -50,7 +51,7 @@ def tokens_per_second(way: str, seconds: int, folder: Path, name: str) -> float:
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{way}: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads((folder / "runs" / name / "pretraining.json").read_text())
+    found = read_run(folder / "runs" / name)["pretraining"]
     return found["spent"]["tokens"] / step_seconds(found["shares"])
 
 

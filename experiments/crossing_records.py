@@ -16,7 +16,7 @@ from blimp import main as judge_minimal_pairs
 
 from cramming_nb.app.finetuning import evaluate
 from cramming_nb.app.records import RunRecord, record_key
-from cramming_nb.app.run import Run, corpus_trained_on, hardware_of, load_run
+from cramming_nb.app.run import Run, hardware_of, load_run
 from cramming_nb.glue import Protocol, load_glue
 from cramming_nb.recipes import load_recipe
 
@@ -48,7 +48,7 @@ def glue_results(run: Run, record: RunRecord, glue: str, out: Path) -> list[dict
         data,
         run.recipe.architecture,
         run.folder / "checkpoints",
-        str(corpus_trained_on(run).folder / "tokenizer.json"),
+        str(run.folder / "tokenizer.json"),
         protocol,
         run.folder / "crossing",
         hardware_of(run),

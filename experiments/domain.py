@@ -34,10 +34,9 @@ from tokenizers import Tokenizer
 from cramming_nb.app.counting import CountingConfig, bag_of_words, same_answer
 from cramming_nb.app.run import Run, corpus_of, hardware_of, locked, pretrain_run
 from cramming_nb.data import words_of
-from cramming_nb.engine.sources import (
-    machine_packages, package_files, read_docstrings, stdlib_files)
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import write_text
+from cramming_nb.engine.sources import machine_packages, package_files, read_docstrings, stdlib_files
 from cramming_nb.glue import Task, TaskData, accuracy, encoder_weights, finetune_task
 from cramming_nb.recipes import change, load_recipe
 

@@ -17,9 +17,9 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from cramming_nb.app.run import load_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.glue import FineTuner, encoder_weights, for_task, load_glue
-from cramming_nb.recipes import load_recipe
 
 
 def fine_tuner(how: str, *given, seed: int) -> FineTuner:
@@ -35,7 +35,7 @@ def fine_tuner(how: str, *given, seed: int) -> FineTuner:
 def score(how: str, task: str, seed: int, run: Path, glue_dir: Path) -> dict:
     """What one fine-tuning scores on the task's first development set."""
     torch.set_num_threads(1)
-    recipe, data = load_recipe(str(run / "recipe.yaml")), load_glue(glue_dir)
+    recipe, data = load_run(run).recipe, load_glue(glue_dir)
     tokenizer = Tokenizer.from_file(str(run / "export" / "tokenizer.json"))
     given = (
         recipe.architecture,

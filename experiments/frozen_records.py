@@ -15,14 +15,14 @@ import torch
 from tokenizers import Tokenizer
 
 from cramming_nb.app.frozen import FrozenTask, at_most, decided, encoder_to_read, frozen_features, graded
+from cramming_nb.app.run import load_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.glue import encode, encoder_weights, load_glue, score_predictions
-from cramming_nb.recipes import load_recipe
 
 
 def measure(run: Path, data, hardware: Hardware) -> dict:
     """The frozen score of one task, and the processor seconds that it took."""
-    arch = load_recipe(str(run / "recipe.yaml")).architecture
+    arch = load_run(run).recipe.architecture
     tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
     encoder = encoder_to_read(arch, encoder_weights(run / "checkpoints"), hardware, 0)
     begun, data = time.process_time(), at_most(data, 100_000)

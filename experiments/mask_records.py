@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from cramming_nb.app.export import load_model
 from cramming_nb.app.records import RunRecord
-from cramming_nb.app.run import corpus_trained_on, load_run
+from cramming_nb.app.run import corpus_of, load_run
 from cramming_nb.objective import mask_rows, num_predicted
 from cramming_nb.training import HELDOUT_MASKS, HELDOUT_SEED, heldout_rows
 
@@ -55,7 +55,7 @@ def hidden_losses(folder: Path) -> tuple[RunRecord, dict[str, float]]:
     """A finished run's record, and its mean held-out loss at each kind of position, in nats."""
     run, record = load_run(folder), RunRecord.read(folder / "record.json")
     model, _ = load_model(folder / "export")
-    corpus = corpus_trained_on(run)
+    corpus = corpus_of(run)
     rows = heldout_rows(corpus, run.recipe.training.heldout_rows)
     batches = [
         (corpus.heldout[part].astype(np.int64), part, np.zeros_like(part))

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from cramming_nb.app.records import environment
+from cramming_nb.app.run import read_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.engine.hooks import step_seconds
 
@@ -38,7 +39,7 @@ def tokens_per_second(way: str, budget: str, folder: Path, number: int) -> float
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{way}: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads((folder / "runs" / str(number) / "pretraining.json").read_text())
+    found = read_run(folder / "runs" / str(number))["pretraining"]
     return found["spent"]["tokens"] / step_seconds(found["shares"])
 
 

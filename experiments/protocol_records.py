@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cramming_nb.app.finetuning import evaluate
-from cramming_nb.app.run import Run, corpus_trained_on, hardware_of, load_run
+from cramming_nb.app.run import Run, hardware_of, load_run
 from cramming_nb.glue import TASKS, TaskData, hold_back
 from cramming_nb.tasks import Folder
 
@@ -47,7 +47,7 @@ def scores_of_trial(run: Run, trial: str, glue: str, out: Path) -> list[dict]:
         held_back_tasks(glue, trial in PAIRS_ONLY),
         run.recipe.architecture,
         run.folder / "checkpoints",
-        str(corpus_trained_on(run).folder / "tokenizer.json"),
+        str(run.folder / "tokenizer.json"),
         replace(run.recipe.protocol, **{**BASE, **TRIALS[trial]}),
         out.with_suffix("") / run.folder.name / trial.replace(", ", "-").replace(" ", "-"),
         hardware_of(run),

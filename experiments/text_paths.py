@@ -20,8 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from cramming_nb.corpus import (
-    CorpusConfig, corpus_tokenizer, first_copies, get_corpus, order_rows, pack_rows,
-    sample_documents, shuffled_documents, split_documents)
+    CorpusConfig,
+    corpus_tokenizer,
+    first_copies,
+    get_corpus,
+    order_rows,
+    pack_rows,
+    sample_documents,
+    shuffled_documents,
+    split_documents,
+)
 from cramming_nb.data import clean_batch
 from cramming_nb.engine.sources import file_documents
 from cramming_nb.tokenizer import SEP, count_words, tokenise
@@ -75,7 +83,7 @@ def arrow(files: list[str], folder: Path, words: bool = False):
 
 
 def reference(files: list[str], folder: Path):
-    from cramming_nb.lab.bench import reference_rows
+    from cramming_nb.lab.baselines import reference_rows
 
     reference_rows(Path(files[0]), CONFIG.vocab_size, CORES)()
 

@@ -76,6 +76,17 @@ def hidden(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*") if path.name != ".lock"]
 
 
+def pretraining(folder: Path) -> dict | None:
+    """The outcome of pretraining in a run's folder; None while it is not finished."""
+    return json.loads((folder / "run.json").read_text())["pretraining"]
+
+
+def forget_pretraining(folder: Path):
+    """Let a run's folder say that its pretraining is not finished."""
+    values = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(values | dict(state="begun", pretraining=None)))
+
+
 def command(*argv, cwd: Path = Path(), cache: Path | None = None) -> Said:
     """Give `cram` a command in this process: as the shell would, but without loading torch again."""
     from cramming_nb.app.cli import main

@@ -316,7 +316,7 @@ def test_queries_are_rotated_as_in_transformers(dtype):
     q, k = torch.randn(2, 2, 4, 16, 8, dtype=dtype)
     cos, sin = rotary_table(16, 8).to(dtype).unbind(1)
     whole = [torch.cat([part, part], -1)[None] for part in (cos, sin)]
-    for ours, theirs in zip((rotate(x, cos, sin) for x in (q, k)), llama.apply_rotary_pos_emb(q, k, *whole)):
+    for ours, theirs in zip((rotate(x, cos, sin) for x in (q, k)), llama.apply_rotary_pos_emb(q, k, *whole), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6 if dtype == torch.float32 else 0.05)
 
 

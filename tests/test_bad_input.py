@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import GLUE_ROWS, command, contents, hidden, lines, write_jsonl
+from conftest import GLUE_ROWS, command, contents, forget_pretraining, hidden, lines, write_jsonl
 
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
@@ -432,13 +432,13 @@ def test_bad_standard_input(given, words, errors, finished, monkeypatch):
 @pytest.mark.parametrize("verb", ["report first", "export first", "predict first 'a [MASK]'", "glue first"])
 def test_run_that_only_began(verb, finished, tmp_path):
     (tmp_path / "runs" / "first").mkdir(parents=True)
-    for name in ("recipe.yaml", "run.json"):
-        shutil.copy(finished.folder / name, tmp_path / "runs" / "first")
+    shutil.copy(finished.folder / "run.json", tmp_path / "runs" / "first")
+    forget_pretraining(tmp_path / "runs" / "first")
     refused(command(*shlex.split(verb), cwd=tmp_path, cache=finished.tiny.cache), "first", "cram ")
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "run.json", "record.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]"])
+@pytest.mark.parametrize("name", ["run.json", "record.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "\xff", '{"schema": 1}'])
 def test_damaged_run_folder(name, content, a_copy):
     (a_copy.folder / name).write_text(content)
     refused(a_copy.command("run", *a_copy.tiny.options(), "--name", "first"), name)

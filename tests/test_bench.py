@@ -1,8 +1,10 @@
 """The bench: every implementation has the size that was asked for, and each turn a process of its own."""
 
 import json
-import multiprocessing.connection
+import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,24 +14,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cramming_nb.architecture import Architecture, MaskedLM
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.lab import bench
-from cramming_nb.recipes import RECIPES, Recipe, change, flat
+from cramming_nb.lab.baselines import modernbert_step
+from cramming_nb.recipes import RECIPES, Recipe, change, diff, flat
 
 RATES = Path(__file__).resolve().parents[1] / "records" / "lab" / "rates.json"
-TINY = replace(
-    bench.SIZES["small"][0], vocab_size=512, hidden_size=32, num_layers=2, num_heads=2, ffn_size=64, max_length=32
-)
+TINY = Architecture(vocab_size=512, hidden_size=32, num_layers=2, num_heads=2, ffn_size=64, max_length=32)
 
 
-@pytest.mark.parametrize("length", [64, 128, 256])
-def test_our_step_has_the_size_that_was_asked_for(monkeypatch, length):
-    seen = []
-    monkeypatch.setattr(bench, "recipe_steps", lambda recipe, *_, **__: seen.append(recipe.architecture))
-    small = replace(bench.SIZES["small"][0], max_length=length)
-    bench.our_step(small, 8, Hardware.detect())
-    assert seen == [small]
+@pytest.mark.parametrize("size", bench.SIZES)
+def test_our_two_steps_differ_by_what_our_recipe_changed_and_have_one_size(size):
+    paper, ours = (bench.of_size(name, size, 8) for name in ("crammed-v2", "crammed-nb"))
+    changed = {name for name, *_ in diff(paper, ours) if name.startswith("architecture.")}
+    assert changed == {"architecture.position", "architecture.neighbor_mixing"}
+    assert ours.architecture == bench.of_size("sprint", size, 8).architecture
+    for recipe in (paper, ours):
+        assert (recipe.schedule.batch_size, recipe.training.micro_batch_size) == (8, 8)
+        assert recipe.architecture.num_layers == dict(small=4, full=16)[size]
 
 
 @pytest.mark.parametrize("changes", [{"corpus.seq_length": 64}, {"architecture.max_length": 512}])
@@ -60,7 +64,7 @@ class TwoRows(Device):
     most_rows = 2
 
 
-@pytest.mark.parametrize("name", [name for name in bench.STEPS if name != "ours"])
+@pytest.mark.parametrize("name", bench.STEPS)
 def test_a_baseline_has_our_shape_and_changes_its_weights(name):
     if name != "reference":
         pytest.importorskip("transformers")
@@ -81,8 +85,8 @@ def model_of(step) -> torch.nn.Module:
 
 def test_modernbert_has_the_weights_of_our_blocks():
     pytest.importorskip("transformers")
-    ours = bench.MaskedLM(TINY, "explicit")
-    theirs = model_of(bench.modernbert_step(TINY, 4, Hardware.detect(), False))
+    ours = MaskedLM(TINY, "explicit")
+    theirs = model_of(modernbert_step(TINY, 4, Hardware.detect(), False))
     extra = TINY.hidden_size**2 + 2 * TINY.hidden_size + TINY.vocab_size  # its head, and the bias of its decoder
     numbers = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
     assert numbers[1] == pytest.approx(numbers[0] + extra, rel=0.01)
@@ -131,12 +135,10 @@ def test_work_is_warmed_up_and_repeated_for_as_long_as_asked(monkeypatch):
 
     monkeypatch.setattr(type(Hardware.detect().device), "seconds", seconds_of)
 
-    def turn(**how) -> int:
+    def turn(seconds: float, warmup: bool) -> int:
         calls.clear()
-        pipe = Pipe()
-        bench.run_turn(pipe, lambda: lambda: calls.append(0), (), **how)
-        ((seconds, memory),) = pipe.answers
-        assert seconds == 0.01 and memory > 0
+        elapsed, memory = bench.timed_turn(lambda: lambda: calls.append(0), (), seconds, warmup)
+        assert elapsed == 0.01 and memory > 0
         return len(calls)
 
     assert turn(seconds=0.0, warmup=False) == 1
@@ -144,37 +146,34 @@ def test_work_is_warmed_up_and_repeated_for_as_long_as_asked(monkeypatch):
     assert turn(seconds=0.1, warmup=True) == 12  # to warm up, to see how long it takes, and ten
 
 
-class Pipe:
-    """The end of a pipe that keeps what is sent."""
-
-    def __init__(self):
-        self.answers = []
-
-    def send(self, answer):
-        self.answers.append(answer)
-
-
 def test_lack_of_memory_is_told_as_such():
     def make():
         raise RuntimeError("CUDA error: out of memory")
 
-    pipe = Pipe()
-    bench.run_turn(pipe, make, (), seconds=0.0, warmup=True)
-    assert pipe.answers == [(None, "out of memory: RuntimeError: CUDA error: out of memory")]
+    with pytest.raises(UserError, match="out of memory: RuntimeError: CUDA error: out of memory"):
+        bench.timed_turn(make, (), 0.0, True)
+
+
+def test_memory_of_children_is_counted():
+    def hold(megabytes):
+        child = "import time; held = bytearray(%d); time.sleep(2)"
+        return lambda: subprocess.run([sys.executable, "-c", child % (megabytes * 10**6)], check=True)
+
+    little, much = (bench.take_turn(hold, m, warmup=False, watch_children=True).memory for m in (1, 200))
+    assert 150e6 < much - little < 250e6
 
 
 def test_a_turn_that_dies_or_is_interrupted_leaves_no_process(monkeypatch):
-    with pytest.raises(UserError, match="has ended"):
+    with pytest.raises(UserError, match="ended before its work did"):
         bench.take_turn(lambda: lambda: os._exit(1))
-    really = multiprocessing.connection.Connection.poll
 
-    def interrupted(pipe, timeout):
+    def interrupted(self, pipes):
+        assert multiprocessing.active_children()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", interrupted)
+    monkeypatch.setattr(bench.Processes, "ended", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.take_turn(lambda: lambda: time.sleep(60))
-    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", really)
     assert not multiprocessing.active_children()
 
 
@@ -182,12 +181,13 @@ def test_a_turn_that_dies_or_is_interrupted_leaves_no_process(monkeypatch):
 def turns(monkeypatch):
     """Turns without a process, of fixed seconds; `broken` names the steps that cannot work."""
     broken = set()
-    seconds = dict(our_step=1.0, reference_step=4.0, bert_step=2.0, modernbert_step=2.0)
+    seconds = {"crammed-v2": 1.0, "crammed-nb": 1.25, "reference_step": 4.0, "bert_step": 2.0, "modernbert_step": 2.0}
 
     def take_turn(make, *arguments, **how):
-        if make.__name__ in broken:
+        name = arguments[0].name if make is bench.recipe_steps else make.__name__
+        if name in broken:
             raise UserError("an implementation could not work (out of memory)")
-        return bench.Turn(seconds[make.__name__], 1)
+        return bench.Turn(seconds[name], 1)
 
     monkeypatch.setattr(bench, "take_turn", take_turn)
     monkeypatch.setattr(bench, "matrix_rate", lambda hardware: 1e12)
@@ -197,10 +197,13 @@ def turns(monkeypatch):
 def test_the_training_bench_compares_ours_with_each_baseline(turns):
     result = bench.bench_train("small", rounds=2, rows=4, progress=False)
     assert result["ratio"] == dict(reference=4.0, transformers=2.0, modernbert=2.0)
+    assert result["rate"]["ours"] == pytest.approx(1.25 * result["rate"]["crammed-nb"])
+    assert result["mfu"] == pytest.approx(1.25 * result["crammed-nb"]["mfu"], rel=0.01)  # mixing adds few FLOPs
     assert result["matrix_rates"] == [1e12, 1e12] and result["failed"] == {}
     assert json.loads(json.dumps(result)) == result
     table = bench.bench_table(result)
-    assert "ours over reference: 4.00 (rounds 4.00–4.00)" in table and "MFU: " in table
+    assert "ours over reference: 4.00 (rounds 4.00–4.00)" in table and "over crammed-nb" not in table
+    assert "MFU: " in table and "MFU of crammed-nb: " in table
     with pytest.raises(UserError, match="choose one of small, full"):
         bench.bench_train("huge")
 
@@ -210,7 +213,9 @@ def test_a_baseline_that_cannot_work_is_left_out_and_named(turns):
     result = bench.bench_train("small", rounds=1, rows=4, progress=False)
     assert list(result["ratio"]) == ["transformers", "modernbert"]
     assert "reference is left out" in bench.bench_table(result) and "out of memory" in result["failed"]["reference"]
-    turns.add("our_step")
+    turns.add("crammed-nb")
+    assert "crammed-nb is left out" in bench.bench_table(bench.bench_train("small", rounds=1, rows=4, progress=False))
+    turns.add("crammed-v2")
     with pytest.raises(UserError, match="out of memory"):
         bench.bench_train("small", rounds=1, rows=4, progress=False)
 

@@ -12,23 +12,27 @@ import cards
 
 from cramming_nb.recipes import RECIPES, flat
 
-CELLS = {
-    cards.page_name(path): ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+PAGES = {
+    path.relative_to(book.NBS).with_suffix("").as_posix(): json.loads(path.read_text())["cells"]
     for path in book.notebooks()
 }
+CELLS = {page: ["".join(cell["source"]) for cell in found] for page, found in PAGES.items()}
 named = pytest.mark.parametrize("name", cards.CARDS)
 
 
 @pytest.mark.parametrize("page", CELLS)
 def test_pages_show_what_the_file_says(page):
     for source in CELLS[page]:
-        assert source == cards.drawn(source, page), "python tools/cards.py brings the cards up to date"
+        assert source == cards.drawn(source), "python tools/cards.py brings the cards up to date"
 
 
 @named
 def test_a_card_is_shown_once_in_its_chapter(name):
+    """Or told there, in a section that the file names."""
+    card = cards.CARDS[name]
     places = [page for page, sources in CELLS.items() for s in sources if s.startswith(f"::: {{#card-{name} ")]
-    assert places == [cards.CARDS[name].chapter]
+    assert places == ([] if card.at else [card.chapter])
+    assert not card.at or any(f"{{#{card.at}}}" in source for source in CELLS[card.chapter])
 
 
 @named
@@ -80,10 +84,45 @@ def test_what_ended_on_the_plateau_shows_no_number():
     assert "plain sinusoids: still on the plateau" in cards.measured(cards.CARDS["positions"])
 
 
-def test_the_overview_of_all_begins_with_what_is_worth_most():
-    ranks = re.findall(r"#card-([\w-]+)\)", cards.drawn("::: {#cards .decisions}", "01_budget"))
-    worth = [cards.worth(cards.CARDS[name]) for name in ranks]
-    assert set(ranks) == set(cards.CARDS) and worth == sorted(worth, reverse=True) and worth[0] > 0
+def shown_worth(name: str) -> float | None:
+    """What chapter 1 should say that a card is worth: the loss without its decision less that with it."""
+    card = cards.CARDS[name]
+    if not card.worth:
+        found = [cards.gap(change)["mean"] for change in card.changes if cards.gap(change)]
+        return max(found, key=abs, default=None)
+    sides = {}
+    for side, entry in card.worth.items():
+        if entry in cards.CHANGES:
+            sides[side] = cards.gap(entry)["mean"]
+        else:
+            record = json.loads((cards.RECORDS / f"lab/{entry}-0.json").read_text())
+            sides[side] = record["pretraining"]["heldout_loss"]
+    return sides.get("undone", 0) - sides.get("kept", 0)
+
+
+def test_the_first_chapter_shows_all_cards_those_worth_most_first():
+    (table,) = [cell for cell in PAGES["01_budget"] if "#| label: tbl-decisions" in "".join(cell["source"])]
+    lines = "".join(table["outputs"][0]["data"]["text/markdown"]).splitlines()[2:]
+    by_link = {f"{card.chapter}.ipynb#{card.at or f'card-{name}'}": name for name, card in cards.CARDS.items()}
+    order = []
+    for line in lines:
+        link, number, symbols, *_ = [cell.strip() for cell in line.split("|")[1:]]
+        target = re.match(r"\[[^]]+\]\(([^)]*)\)", link)[1]
+        name = by_link[target if ".ipynb" in target else f"01_budget.ipynb{target}"]
+        expected = shown_worth(name)
+        if expected is not None:
+            assert number.strip("()") == cards.signed(expected), name
+        assert symbols == " ".join(cards.symbol(claim) for claim in cards.CARDS[name].claims), name
+        order.append(name)
+    assert sorted(order) == sorted(cards.CARDS)
+    worth = [found for name in order if (found := shown_worth(name)) is not None]
+    assert worth == sorted(worth, reverse=True) and len(worth) >= 20
+    assert [shown_worth(name) for name in order[: len(worth)]] == worth
+
+
+def test_an_overview_shows_what_the_order_of_rows_is_worth():
+    """No change undoes the paper's order: `pocket` has random rows already."""
+    assert f"| {cards.signed(shown_worth('order'))} |" in cards.overview("04_sequences")
 
 
 def test_a_symbol_for_every_verdict():

@@ -248,7 +248,7 @@ def test_help_explains_each_field_and_its_default(name, monkeypatch):
     fields = dataclasses.fields(PAGES[name])
     assert len(found) == len(fields), found
     for entry, text in found.items():
-        meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required\))?", text).groups()
+        meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required.*\))?", text).groups()
         assert default, f"{entry}: no default"
         assert len(meaning.split()) >= 2, f"{entry}: {meaning!r} explains nothing"
     for field in fields:

@@ -1,19 +1,21 @@
 """Compiling: when it is decided for, what happens where it fails, and that it changes nothing but the speed."""
 
-import json
 import shutil
 import signal
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
-from conftest import command, lines
+from conftest import command, lines, pretraining
 
 from cramming_nb.app.run import estimated_seconds, should_compile
+from cramming_nb.architecture import MaskedLM
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.objective import ObjectiveConfig
+from cramming_nb.recipes import change, load_recipe
 from cramming_nb.training import Learner, Predictor, TrainingConfig
 
 
@@ -36,6 +38,42 @@ def test_a_compiler_that_fails_is_done_without(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "compiling failed (backend='inductor' raised:); training goes on without it"
     ]
+
+
+@pytest.fixture
+def by_block(tiny, monkeypatch) -> Predictor:
+    """One that compiles block by block, by a compiler that changes nothing and counts its pieces."""
+    pieces = []
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: pieces.append(function) or function)
+    r = change(load_recipe(str(tiny.recipe)), {"architecture.num_layers": 3})
+    model = MaskedLM(r.architecture).eval()
+    found = Predictor(model, r.objective, r.architecture.vocab_size, Hardware.detect(), True, "block")
+    found.pieces = pieces
+    return found
+
+
+def rows_of(predictor: Predictor) -> tuple:
+    """Two sequences for a predictor."""
+    ids = np.random.default_rng(0).integers(5, predictor.vocab_size, (2, 32))
+    return ids, np.arange(2), np.zeros(2, dtype=np.int64)
+
+
+def test_blocks_are_compiled_one_by_one(by_block):
+    compiled = by_block(rows_of(by_block), 1, 32, ObjectiveConfig())[0]
+    assert len(by_block.pieces) == 3 + 2  # the embedding, the blocks, the head
+    by_block.compiled = False
+    assert torch.equal(by_block(rows_of(by_block), 1, 32, ObjectiveConfig())[0], compiled)
+
+
+def test_blocks_are_plain_again_after_a_compiler_that_fails(by_block):
+    def first_use():
+        by_block(rows_of(by_block), 1, 32, ObjectiveConfig())
+        assert "forward" in vars(by_block.model.encoder.blocks[0])
+        raise RuntimeError("no such header")
+
+    by_block.compile(first_use, "graph")
+    encoder = by_block.model.encoder
+    assert not any({"forward", "embed"} & set(vars(part)) for part in (encoder, *encoder.blocks))
 
 
 def test_a_compiler_that_must_work_is_an_error():
@@ -70,7 +108,7 @@ def test_a_run_whose_compiler_fails_learns_without_it(tiny, tmp_path, monkeypatc
         options = ["pretrain", *tiny.options("4step"), "--name", name, "--set", f"training.compile={name}"]
         said = command(*options, cwd=tmp_path, cache=tiny.cache)
         assert said.code == 0 and ("compiling failed (no kernel)" in said.out) == (name == "auto")
-        found[name] = json.loads((tmp_path / "runs" / name / "pretraining.json").read_text())["heldout_loss"]
+        found[name] = pretraining(tmp_path / "runs" / name)["heldout_loss"]
     assert found["auto"] == found["never"]
 
 
@@ -120,7 +158,7 @@ def test_without_a_compiler_a_run_says_so_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(Hardware, "compiling_pays", lambda self, seconds: True)
     said = command(*options, "training.compile=auto", cwd=tmp_path, cache=tiny.cache)
     assert said.code == 0 and sum("C++ compiler" in line for line in lines(said.out + said.err)) == 1
-    assert not json.loads((tmp_path / "runs" / "run" / "pretraining.json").read_text())["compiled"]
+    assert not pretraining(tmp_path / "runs" / "run")["compiled"]
 
 
 @pytest.mark.slow
@@ -147,7 +185,7 @@ def test_a_compiled_run_learns_the_same_and_resumes_without_its_compiler(tiny, t
     said = command(*options, "--name", "compiled", *more, cwd=tmp_path, cache=tiny.cache)
     assert said.code == 0, said.err
     eager, compiled = (
-        json.loads((tmp_path / "runs" / name / "pretraining.json").read_text()) for name in ("eager", "compiled")
+        pretraining(tmp_path / "runs" / name) for name in ("eager", "compiled")
     )
     assert compiled["shares"]["compile"] > 1 and not compiled["compiled"]  # at the end it was not
     ours, theirs = ([point["heldout_loss"] for point in run["curve"]] for run in (compiled, eager))

@@ -23,7 +23,7 @@ from cramming_nb.schedule import (
     row_length,
     schedule_fraction,
 )
-from cramming_nb.tokenizer import NORMALIZERS, SEP, SPECIAL_TOKENS, TOKENIZERS, WordPieces, WordTable, train_tokenizer
+from cramming_nb.tokenizer import NORMALIZERS, SEP, SPECIAL_TOKENS, TOKENIZERS, WordEncoder, train_tokenizer
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 TEXT = """The quick brown fox jumps over the lazy dog, and the dog (who was asleep) doesn't mind it at all; "why?" asks
@@ -48,12 +48,10 @@ separators = st.sampled_from([" ", "\n", "\t", "\r\n", "  ", "\xa0", "\u2003", "
 @example(words=["``", "''", "e\u0301", "\u0301", "ﬁ", "ΣΑΣ", "漢字", "a" * 101, "[MASK]", "##a", "▁a"], separator=" ")
 @quick
 def test_words_give_the_pieces_of_the_whole_text(tokenizer, words, separator):
-    text, table = clean(separator.join(words)), WordTable()
-    numbers, _ = table.number([text])
+    text = clean(separator.join(words))
     whole = tokenizer.encode(text, add_special_tokens=False).ids
-    pieces = WordPieces(tokenizer, table.numbers)
-    tokenizer.encode_special_tokens = True
-    assert pieces.gather(numbers).tolist() == whole
+    ids, lengths, _ = WordEncoder(tokenizer)([text])
+    assert ids.tolist() == whole and lengths == [len(whole)]
 
 
 @given(documents=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=12), length=st.integers(1, 16))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Killable, child, command
+from conftest import Killable, child, command, pretraining
 from safetensors.torch import load_file
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -109,7 +109,7 @@ def rank_of_job(argv: list[str], env: dict[str, str], *where: str):
 
 
 def outcome(folder: Path) -> dict:
-    return json.loads((folder / "pretraining.json").read_text())
+    return pretraining(folder)
 
 
 def told(folder: Path) -> int:
@@ -171,7 +171,7 @@ def test_each_process_keeps_random_numbers_of_its_own(tiny, tmp_path):
                 time.sleep(0.02)
             job.send(signal.SIGTERM)
             assert job.end() == [128 + signal.SIGTERM] * 2
-            assert not (home / "runs" / "run" / "pretraining.json").exists()
+            assert not pretraining(home / "runs" / "run")
         job = Ranks(*more, cwd=home, cache=tiny.cache)
         assert job.end() == [0, 0], job.output.read_text()
         states[name] = load_file(max((home / "runs" / "run" / "checkpoints").glob("step-*")) / "tensors.safetensors")

@@ -8,13 +8,13 @@ import torch
 from equal_scores import fine_tuner, main
 from tokenizers import Tokenizer
 
+from cramming_nb.app.run import load_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.glue import encoder_weights, finetune_task, load_glue
-from cramming_nb.recipes import load_recipe
 
 
 def given(finished, glue):
-    recipe, tokenizer = load_recipe(str(finished.folder / "recipe.yaml")), finished.folder / "export" / "tokenizer.json"
+    recipe, tokenizer = load_run(finished.folder).recipe, finished.folder / "export" / "tokenizer.json"
     weights = encoder_weights(finished.folder / "checkpoints")
     return recipe.architecture, weights, Tokenizer.from_file(str(tokenizer)), load_glue(glue)["rte"], recipe.protocol
 

@@ -1,5 +1,6 @@
 """Exported folders load elsewhere: as a BERT where that fits, else after `import cramming_nb.app.hf`."""
 
+import io
 import json
 import os
 import pickle
@@ -9,17 +10,20 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import command
-from safetensors.torch import save_file
+from conftest import command, contents
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import cramming_nb.app.hf  # noqa: F401
 from cramming_nb.app.export import (
+    DEMO,
     classify,
     fill_mask,
     is_bert,
@@ -28,9 +32,17 @@ from cramming_nb.app.export import (
     model_card,
     write_classifier,
     write_model,
+    write_onnx,
 )
 from cramming_nb.app.records import RunRecord
-from cramming_nb.architecture import Architecture, Encoder, MaskedLM, SequenceClassifier, make_attention_mask
+from cramming_nb.architecture import (
+    Architecture,
+    Encoder,
+    MaskedLM,
+    SequenceClassifier,
+    make_attention_mask,
+    mean_pooling,
+)
 from cramming_nb.engine.errors import UserError
 from cramming_nb.tokenizer import MASK, train_tokenizer
 
@@ -429,14 +441,15 @@ def test_files_have_the_permissions_of_new_files(name, umask, tokenizer, tmp_pat
         write_model(model(ARCHITECTURES[name]).state_dict(), tokenizer, ARCHITECTURES[name], "", tmp_path)
     finally:
         os.umask(before)
-    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files}
     assert modes == dict.fromkeys(modes, oct(0o666 & ~umask)) and "model.safetensors" in modes
 
 
 def test_export_of_a_run_is_readable_by_others(finished):
     folder = finished.folder / "export"
     usual = stat.S_IMODE((folder / "config.json").stat().st_mode)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {usual}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {usual}
 
 
 def test_bert_needs_nothing_of_ours(exported, run_python):
@@ -519,3 +532,208 @@ def test_run_of_a_bert(tiny, tmp_path):
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__ == "BertForMaskedLM"
     assert command("predict", "first", "the old [MASK]", cwd=tmp_path).code == 0
+
+
+LONG = "the old garden follows a quiet river and nobody paints the bridge " * 20  # over 32 tokens
+
+
+def test_tokenizer_cuts_for_those_who_read_nothing_else(exported, classifier):
+    """`transformers` still cuts only where it is asked to, and `fill_mask` refuses what is too long."""
+    folder = exported("pocket")
+    cut = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(LONG)
+    assert len(cut.ids) == 32 and cut.tokens[-1] == "[SEP]"
+    assert len(Tokenizer.from_file(str(classifier / "tokenizer.json")).encode(LONG).ids) == 8
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert len(theirs(LONG)["input_ids"]) > 200 and theirs(LONG, truncation=True)["input_ids"] == cut.ids
+    with pytest.raises(UserError, match="this model reads 32"):
+        fill_mask(*load_model(folder), f"[MASK] {LONG}")
+
+
+TEXTS = ["the old garden", "nobody paints the bridge and a quiet river", LONG]
+
+
+@pytest.mark.parametrize("name", ["bert", "crammed", "pocket"])
+@torch.no_grad()
+def test_sentence_transformers_takes_the_mean(name, exported):
+    st = pytest.importorskip("sentence_transformers")
+    folder = exported(name)
+    theirs = st.SentenceTransformer(str(folder), device="cpu")
+    assert theirs.max_seq_length == 32
+    vectors = torch.from_numpy(theirs.encode(TEXTS))
+    encoder, reader = model(ARCHITECTURES[name]).encoder, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = torch.tensor([reader.encode(text).ids])
+        assert (mean_pooling(encoder(ids), None)[0] - vector).abs().max() < 1e-5
+
+
+@pytest.fixture(scope="session")
+def with_onnx(exported):
+    """The folder of an exported model with model.onnx, which takes seconds to write; what there was is unchanged."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    @cache
+    def make(name: str) -> Path:
+        folder = exported(name)
+        before = contents(folder)
+        write_onnx(folder)
+        assert {file: digest for file, digest in contents(folder).items() if file != "model.onnx"} == before
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["bert", "pocket", "documents"])
+@torch.no_grad()
+def test_onnx_computes_what_torch_does(name, with_onnx):
+    from onnxruntime import InferenceSession
+
+    folder = with_onnx(name)
+    for place in (str(Path(__file__).parents[1]), sys.prefix, "site-packages"):
+        assert place.encode() not in (folder / "model.onnx").read_bytes()
+    session, ours = InferenceSession(folder / "model.onnx"), model(ARCHITECTURES[name])
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    for batch in (padded(), padded((5,)), padded((1, 9))):
+        mask = batch["attention_mask"].bool()
+        logits, hidden = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+        expected = theirs(**batch, output_hidden_states=True)
+        for found, wanted in ((logits, expected.logits), (hidden, expected.hidden_states[-1])):
+            assert (torch.from_numpy(found) - wanted)[mask].abs().max() < 1e-4
+        assert (torch.from_numpy(logits) - ours(batch["input_ids"], attention_mask=mask))[mask].abs().max() < 1e-4
+    too_long = np.ones((1, 40), np.int64)
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        session.run(None, dict(input_ids=too_long, attention_mask=too_long))
+
+
+def test_onnx_of_a_classifier(classifier):
+    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    said = command("export", classifier, "--onnx")
+    assert said.code == 0 and said.out.strip() == str(classifier / "model.onnx"), said.err
+    read = Tokenizer.from_file(str(classifier / "tokenizer.json"))
+    session = ort.InferenceSession(classifier / "model.onnx")
+    for text in TEXTS:
+        ids = np.array([read.encode(text).ids])
+        logits, _ = session.run(None, dict(input_ids=ids, attention_mask=np.ones_like(ids)))
+        (answer,) = classify(classifier, [text])
+        assert torch.from_numpy(logits)[0].softmax(-1).max().item() == pytest.approx(answer[0][1], abs=1e-5)
+
+
+def test_onnx_that_computes_something_else_is_not_written(with_onnx, exported, monkeypatch):
+    """It is the program of the same model with other weights."""
+    program = (with_onnx("pocket") / "model.onnx").read_bytes()
+    folder = exported("pocket")
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 1.1 * weight for name, weight in weights.items()}, folder / "model.safetensors")
+    monkeypatch.setattr("cramming_nb.app.export.to_onnx", lambda module: program)
+    before = contents(folder)
+    with pytest.raises(UserError, match="would differ from the model"):
+        write_onnx(folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])
+def test_onnx_without_its_packages_is_one_line_and_nothing_is_written(missing, a_copy, monkeypatch):
+    shutil.rmtree(a_copy.folder / "export")
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = a_copy.command("export", "first", "--onnx")
+    assert said.code == 2 and said.err.count("\n") == 1, said.err
+    assert "pip install 'cramming_nb[onnx]'" in said.err and not (a_copy.folder / "export").exists()
+
+
+def test_onnx_of_other_weights_does_not_outlive_them(a_copy):
+    path = a_copy.folder / "export" / "model.onnx"
+    path.write_bytes(b"of another checkpoint")
+    assert a_copy.command("export", "first").code == 0
+    assert not path.exists()
+
+
+STOCK = """import sys
+_, folder, *texts = sys.argv
+import numpy as np, transformers
+from onnxruntime import InferenceSession
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+assert type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__module__.startswith("transformers.")
+theirs = SentenceTransformer(folder, device="cpu").encode(texts)
+tokenizer, session = Tokenizer.from_file(folder + "/tokenizer.json"), InferenceSession(folder + "/model.onnx")
+for text, vector in zip(texts, theirs, strict=True):
+    ids = np.array([tokenizer.encode(text).ids])
+    _, hidden = session.run(None, dict(input_ids=ids, attention_mask=np.ones_like(ids)))
+    assert abs(hidden[0].mean(0) - vector).max() < 1e-4
+assert not [name for name in sys.modules if name.startswith("cramming")]
+"""
+
+
+def test_bert_is_read_by_three_libraries_without_this_package(with_onnx, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    call = [sys.executable, "-c", STOCK, str(with_onnx("bert")), *TEXTS]
+    done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def snippets(page: str) -> list[str]:
+    """The Python of a guide that readers copy."""
+    cells = json.loads((Path(__file__).parents[1] / "nbs" / "guides" / page).read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+def test_vectors_of_the_guide(exported, run_python):
+    pytest.importorskip("sentence_transformers")
+    (snippet,) = [code for code in snippets("own_text.ipynb") if "sentence_transformers" in code]
+    done = run_python(snippet.replace("runs/russian/export", str(exported("pocket"))) + "\nprint(vectors.shape)")
+    assert done.code == 0 and done.out.strip().endswith("(2, 32)"), done.err
+
+
+@torch.no_grad()
+def test_onnx_of_the_guide(with_onnx, run_python):
+    (snippet,) = [code for code in snippets("own_text.ipynb") if "onnxruntime" in code]
+    snippet = re.sub(r'encode\("[^"]*"\)', 'encode("the old [MASK] follows")', snippet)
+    done = run_python(snippet.replace("runs/russian/export", str(with_onnx("pocket"))) + "\nprint([word])")
+    assert done.code == 0, done.err
+    ours, tokenizer = load_model(with_onnx("pocket"))
+    ids = torch.tensor([tokenizer.encode("the old [MASK] follows").ids])
+    assert done.out.strip().endswith(str([tokenizer.decode(ours(ids)[ids == MASK].argmax(-1).tolist())]))
+
+
+BORN = "He was born in the United [MASK]."
+
+
+def demo_files() -> dict[str, bytes]:
+    return {str(path.relative_to(DEMO)): path.read_bytes() for path in DEMO.rglob("*") if path.is_file()}
+
+
+def test_model_to_try_is_small_and_says_where_it_comes_from():
+    files = demo_files()
+    assert sum(map(len, files.values())) < 10e6
+    assert {weight.dtype for weight in load_file(DEMO / "model.safetensors").values()} == {torch.float16}
+    record, card = RunRecord.read(DEMO / "record.json"), files["README.md"].decode()
+    assert record.recipe["name"] == "pocket" and record.key in card and "CC BY-SA" in card
+    for number in (record.pretraining["heldout_loss"], record.pretraining["unigram_entropy"]):
+        assert f"{number:.3f}" in card
+    for name, content in files.items():
+        assert not re.search(rb"/(tmp|home|root|work|Users|mnt)/", content), name
+
+
+def test_model_to_try_fills_masks():
+    ours, tokenizer = load_model(DEMO)
+    (guesses,) = fill_mask(ours, tokenizer, BORN)
+    assert guesses[0][0] == "states"
+    theirs = transformers.pipeline("fill-mask", model=str(DEMO))
+    assert theirs(BORN)[0]["token_str"] == "states"
+    assert theirs.model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("argv", [("--demo", BORN), (BORN, "--demo"), ("--demo",)], ids=["first", "last", "from stdin"])
+def test_demo_needs_no_run(argv, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{BORN}\n"))
+    said = command("predict", *argv, "--top", "1", cwd=tmp_path)
+    assert said.code == 0 and said.out.splitlines()[0] == BORN, said.err
+    assert said.out.splitlines()[1].split()[0] == "states" and not list(tmp_path.iterdir())
+
+
+def test_demo_takes_all_words_as_texts(tmp_path):
+    said = command("predict", "--demo", "./a//[MASK]/", "one [MASK]", cwd=tmp_path)
+    assert said.code == 0 and said.out.splitlines()[0] == "./a//[MASK]/" and "one [MASK]" in said.out.splitlines()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import command, contents, hidden, lines
+from conftest import command, contents, hidden, lines, pretraining
 from safetensors.torch import load_file
 from test_resume import flip, learned, newest, state
 
@@ -66,7 +66,7 @@ class Scene:
         return self.corpus() / f"{name}.npy"
 
     def outcome(self) -> dict:
-        return json.loads((self.folder / "pretraining.json").read_text())
+        return pretraining(self.folder)
 
 
 def terminate(*_):
@@ -162,11 +162,6 @@ BETWEEN = {  # name: (harm between stop and resume, words of the line that refus
     "log of zeros": (lambda s: edit(s.folder / "log.jsonl", lambda data: data + bytes(4096)), [], None),
     "checkpoints gone": (lambda s: shutil.rmtree(s.folder / "checkpoints"), [], None),
     "lock gone": (lambda s: (s.folder / ".lock").unlink(), [], None),
-    "recipe.yaml gone": (
-        lambda s: (s.folder / "recipe.yaml").rename(s.home / "recipe.yaml"),
-        ["recipe.yaml", "No such file"],
-        lambda s: (s.home / "recipe.yaml").rename(s.folder / "recipe.yaml"),
-    ),
     "run.json gone": (
         lambda s: (s.folder / "run.json").rename(s.home / "run.json"),
         ["run.json cannot be read", "put it back"],
@@ -263,7 +258,7 @@ def test_disk_refuses_the_last_checkpoint(spoil, scene, undisturbed):
     with pytest.MonkeyPatch.context() as scene.patch:
         spoil(lambda state: state["finished"])
         one_line(scene.run(), "make room, or choose a folder you may write to")
-    assert hidden(scene.folder) == [] and not (scene.folder / "pretraining.json").exists()
+    assert hidden(scene.folder) == [] and not pretraining(scene.folder)
     assert STEPS - 6 <= load_checkpoint(scene.folder / "checkpoints")[1]["spent"]["steps"] < STEPS
     assert scene.run().code == 0
     assert learned(scene.folder) == learned(undisturbed)
@@ -294,13 +289,13 @@ def test_disk_refuses_the_outcome(scene, undisturbed):
     really = cramming_nb.app.run.write_text
 
     def write_text(path, text):
-        if path.name == "pretraining.json":
+        if path.name == "run.json" and "pretrained" in text:
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(path))
         really(path, text)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cramming_nb.app.run, "write_text", write_text)
-        one_line(scene.run(), "pretraining.json", "No space left", "make room")
+        one_line(scene.run(), "run.json", "No space left", "make room")
     before = contents(scene.folder / "checkpoints")
     assert scene.run().code == 0
     assert contents(scene.folder / "checkpoints") == before  # there was nothing left to train
@@ -392,7 +387,7 @@ def test_memory_runs_out(what, scene, undisturbed):
     result = scene.run(f"training.micro_batch_size={asked}")
     assert result.code == 0, result.err
     assert [line for line in lines(result.out) if "memory" in line] == [f"memory ran out {words}" for words in told]
-    found, whole = scene.outcome(), json.loads((undisturbed / "pretraining.json").read_text())
+    found, whole = scene.outcome(), pretraining(undisturbed)
     assert found["micro_batch_size"] == rows
     for name in ("tokens", "heldout_loss"):
         assert [p[name] for p in found["curve"]] == pytest.approx([p[name] for p in whole["curve"]], abs=1e-4)
@@ -436,7 +431,7 @@ def during_last_save(scene: Scene):
 SIGTERM = {  # name: (when the signal comes, exit codes)
     "tokenizer": (during_corpus("train_tokenizer"), [143]),
     "rows": (during_corpus("pack"), [143]),
-    "probe documents": (during_corpus("write_probes"), [143]),
+    "probe documents": (during_corpus("save_corpus"), [143]),
     "probe": (during_probe, [143]),
     "last look": (during_last_look, [143]),
     "last save": (during_last_save, [143]),
@@ -491,19 +486,14 @@ def test_of_two_corpora_with_the_same_sequences_a_run_takes_its_own(stopped):
     for name in ("corpus-0", "corpus-z"):
         shutil.copytree(own, stopped.cache / name)
     assert json.loads((stopped.folder / "run.json").read_text())["corpus"] == own.name
-    run = load_run(stopped.folder, stopped.cache)
+    run = load_run(stopped.folder, data_dir=stopped.cache)
     assert corpus_of(run).folder.name == own.name
 
 
-def test_recipe_gone_does_not_let_another_run_in(stopped, undisturbed):
-    (stopped.folder / "recipe.yaml").unlink()
+def test_run_json_gone_does_not_let_another_run_in(stopped, undisturbed):
+    (stopped.folder / "run.json").unlink()
     argv = ["pretrain", stopped.recipe, "--source", "files:tiny.jsonl", "--budget", f"{TOKENS}tok", "--seed", "1"]
-    one_line(command(*argv, "--name", "run", "--set", *SET, cwd=stopped.home, cache=stopped.cache), "recipe.yaml")
-
-
-def test_recipe_gone_and_another_size(stopped):
-    (stopped.folder / "recipe.yaml").unlink()
-    one_line(stopped.run("architecture.hidden_size=64"), "recipe.yaml")
+    one_line(command(*argv, "--name", "run", "--set", *SET, cwd=stopped.home, cache=stopped.cache), "run.json")
 
 
 def test_full_disk_under_way_does_not_end_the_run(disk, scene, undisturbed):
@@ -519,7 +509,7 @@ def test_memory_runs_out_in_a_look(scene, undisturbed):
     memory_for(scene, 4, looks=True)
     result = scene.run("training.micro_batch_size=8")
     assert result.code == 0, result.err
-    whole = json.loads((undisturbed / "pretraining.json").read_text())
+    whole = pretraining(undisturbed)
     assert scene.outcome()["heldout_loss"] == pytest.approx(whole["heldout_loss"], abs=1e-4)
 
 
@@ -532,7 +522,7 @@ def test_memory_for_not_one_row(asked, first, scene):
 def test_loss_that_is_not_a_number_is_hopeless(scene):
     result = scene.run("optimizer.lr=1e30", "training.early_stop_loss=4")
     assert result.code == 0 and "stopped early" in result.out
-    assert "NaN" not in (scene.folder / "pretraining.json").read_text()
+    assert "NaN" not in (scene.folder / "run.json").read_text()
 
 
 @pytest.mark.parametrize("policy, stopped", [("stop", "a gradient was not finite"), ("skip", "")])

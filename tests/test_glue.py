@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GLUE_ROWS, Killable, contents, lines, write_jsonl
+from conftest import GLUE_ROWS, Killable, contents, forget_pretraining, lines, write_jsonl
 from devices import Killer, LittleMemory, TwoDevices
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
@@ -24,6 +24,7 @@ from cramming_nb import glue as chapter
 from cramming_nb.app import finetuning
 from cramming_nb.app.finetuning import plan_workers
 from cramming_nb.app.records import RunRecord
+from cramming_nb.app.run import load_run
 from cramming_nb.app.scores import ScoreTable, compare, other_rows, write_submission
 from cramming_nb.architecture import Architecture, Encoder, SequenceClassifier
 from cramming_nb.engine.errors import UserError
@@ -55,7 +56,6 @@ from cramming_nb.glue import (
     score_predictions,
 )
 from cramming_nb.optimizer import parameter_groups
-from cramming_nb.recipes import load_recipe
 from cramming_nb.tasks import ARCHIVE, write_archive
 from cramming_nb.tokenizer import CLS, MASK, PAD, SEP, train_tokenizer
 
@@ -234,8 +234,8 @@ def test_submission_needs_all_tasks(official, monkeypatch):
 
 
 def test_run_that_is_still_pretrained_is_not_scored(a_copy, glue):
-    for name in ("record.json", "pretraining.json"):
-        (a_copy.folder / name).unlink()
+    (a_copy.folder / "record.json").unlink()
+    forget_pretraining(a_copy.folder)
     before = contents(a_copy.folder)
     for more in ([], ["--glue-dir", glue]):
         said = a_copy.command("glue", "first", *more)
@@ -580,7 +580,7 @@ def test_float16_skips_what_overflows():
 
 def evaluate(finished, glue: Path, folder: Path, where: Hardware, names: tuple = (), **options) -> list[dict]:
     """Results of fine-tuning the finished run on some tasks, without what depends on the clock."""
-    recipe = load_recipe(str(finished.folder / "recipe.yaml"))
+    recipe = load_run(finished.folder).recipe
     found = finetuning.evaluate(
         load_glue(glue, names), recipe.architecture, finished.folder / "checkpoints",
         str(finished.folder / "export" / "tokenizer.json"), recipe.protocol, folder, where, progress=False, **options,

@@ -193,10 +193,12 @@ def take_steps(learner: Learner, number: int = 4) -> list[float]:
 
 
 @pytest.mark.skipif(not Device().compiler(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("by", ["model", "block"])
 @pytest.mark.parametrize("name", [slow_cpu, GPU])
-def test_a_compiled_step_is_the_eager_one(make_learner, name):
+def test_a_compiled_step_is_the_eager_one(make_learner, name, by):
     hardware = Hardware.detect(device=DEVICES[name])
-    eager, compiled = (make_learner(hardware, compiled=compiled) for compiled in (False, True))
+    changes = {"training.compile_by": by}
+    eager, compiled = (make_learner(hardware, changes, compiled=compiled) for compiled in (False, True))
     ours, theirs = take_steps(compiled), take_steps(eager)
     assert compiled.predictor.compiled  # it did not fall back
     assert ours == pytest.approx(theirs, abs=0.02)

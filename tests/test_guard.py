@@ -11,8 +11,8 @@ from conftest import sentence, write_jsonl
 from cramming_nb.app import finetuning
 from cramming_nb.data import BATCH
 from cramming_nb.engine.files import NO_GUARD, NO_GUARD_CODE, lock
-from cramming_nb.engine.jobs import Local
-from cramming_nb.lab import bench, experiments
+from cramming_nb.engine.jobs import Local, Processes
+from cramming_nb.lab import bench
 
 SCRIPT = """
 from pathlib import Path
@@ -45,7 +45,7 @@ STARTS = dict(
     jobs=lambda: list(Local(2).map(pow, [(1, 2), (3, 4)])),
     fine_tuning=fine_tune,
     bench=lambda: bench.take_turn(print),
-    lab=lambda: experiments.execute_in_processes([], 2, None),
+    processes=lambda: list(Processes(2).map(pow, [(1, 2)])),
 )
 
 

@@ -12,9 +12,10 @@ import torch
 from conftest import command
 
 from cramming_nb.architecture import ATTENTIONS
-from cramming_nb.budget import Budget, Clock, SimulatedTime, Spent
+from cramming_nb.budget import Budget, Spent
 from cramming_nb.corpus import Corpus
 from cramming_nb.engine.checkpoint import load_checkpoint, save_checkpoint
+from cramming_nb.engine.clock import Clock, SimulatedTime
 from cramming_nb.engine.distributed import PeerLost, ProcessGroup
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import DEVICES, Device, Hardware

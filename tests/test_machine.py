@@ -7,8 +7,7 @@ from pydoc_data.topics import topics
 import pytest
 
 from cramming_nb.engine import sources
-from cramming_nb.engine.sources import (
-    docstrings, machine_documents, machine_packages, package_files, stdlib_files)
+from cramming_nb.engine.sources import docstrings, machine_documents, machine_packages, package_files, stdlib_files
 
 PACKAGES = "h11,tqdm"
 NESTED = '''

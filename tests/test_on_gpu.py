@@ -1,8 +1,7 @@
-"""The command for a day on a GPU, tried without one: it leaves what it knows, stops on time and goes on."""
+"""The quarter of an hour on a GPU, rehearsed without one: rows travel, stages leave their results, and stop on time."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,20 +9,19 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import on_gpu
 import pytest
-import torch
-from conftest import Killable, work_briefly
 
 from cramming_nb.app.records import RunRecord
 from cramming_nb.engine import hardware
-from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import Device
-from cramming_nb.engine.hooks import read_log
-from cramming_nb.lab import bench
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = ("datasets", "tyro", "pynvml")  # what such a machine may lack
+TINY = """architecture.hidden_size=16 architecture.num_heads=2 architecture.num_layers=3 architecture.ffn_size=32
+architecture.classifier_size=16 corpus.vocab_size=200 schedule.batch_size=8 training.micro_batch_size=8
+training.heldout_rows=8 protocol.epochs=1 corpus.filter_threshold=0""".split()
 
 
 @pytest.fixture
@@ -36,222 +34,126 @@ def bare(tmp_path) -> dict[str, str]:
     return os.environ | dict(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
 
 
-def options(tiny, home: Path, *more, budget: str = "5s") -> list[str]:
-    """A command line for the tiny text and recipe."""
-    given = [home / "out", "--text", tiny.text, "--work", home / "work", "--recipes", tiny.recipe, "--budget", budget]
-    return [str(x) for x in (*given, "--compile", "never", "--without-gpu", *more)]
-
-
-def results(home: Path) -> dict:
-    """What came back."""
-    return json.loads((home / "out" / "results.json").read_text())
-
-
-def check_the_run(home: Path) -> RunRecord:
-    """A run that was stopped on its way and went on: its record, and what the summary says of it."""
-    found, record = results(home), RunRecord.read(home / "out" / "tiny.record.json")
-    assert found["kill"]["exit_code"] == on_gpu.STOPPED and found["kill"]["fraction"] >= 0.2
-    assert record.pretraining["spent"]["steps"] > found["kill"]["steps"] > 0
-    assert {r["init"] for r in record.results} == {"constant", "counting", "pretrained", "random"}
-    summary = (home / "out" / "summary.md").read_text()
-    assert "Stopped by SIGTERM" in summary and "from random weights" in summary
-    names = [path.name for path in (home / "out").iterdir()]
-    assert len(names) <= 8 and all((home / "out" / name).is_file() for name in names)
-    return record
-
-
-@pytest.mark.slow
-def test_a_day_with_a_kill_on_its_way_and_without_optional_packages(tiny, tmp_path, bare):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench", budget="3s")
-    call = [sys.executable, ROOT / "tools" / "on_gpu.py", *given]
-    done = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
-    record = check_the_run(tmp_path)
-    assert record.pretraining["overshoot"] < 5 and record.pretraining["joules"] is None
-    log = read_log(tmp_path / "out" / "tiny.log.jsonl")
-    tokens = [line["tokens"] for line in log]
-    assert tokens == sorted(tokens)  # it went on, and not from the start
-    assert results(tmp_path)["status"][f"run:{tiny.recipe}"] == "done"
-    again = subprocess.run([str(c) for c in call], cwd=tmp_path, env=bare, capture_output=True, text=True)
-    assert again.returncode == 0 and set(results(tmp_path)["status"].values()) == {"done before", "left out: asked for"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(Device().compiler() is None, reason="there is no C++ compiler")
-def test_a_compiled_day_with_a_kill_on_its_way(tiny, tmp_path, bare):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench", "--minutes", "20", budget="45s")
-    given[given.index("never")] = "always"
-    call = [sys.executable, str(ROOT / "tools" / "on_gpu.py"), *given]
-    done = subprocess.run(call, cwd=tmp_path, env=bare, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
-    record = check_the_run(tmp_path)
-    assert record.pretraining["compiled"] and record.pretraining["shares"]["compile"] > 0
-
-
-def do_part(argv: list[str], cwd: str):
-    """The body of a process that does one part."""
-    os.chdir(cwd)
-    work_briefly()
-    on_gpu.do_part(on_gpu.arguments(argv))
-
-
-class Forked:
-    """What `subprocess.Popen` would start, forked from a server that has loaded torch: no wait for imports."""
-
-    def __init__(self, call: list[str], cwd: Path):
-        self.process = Killable.server.Process(target=do_part, args=(call[2:], str(cwd)))
-        self.process.start()
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired("a part", timeout)
-        return self.returncode
-
-    def send_signal(self, signum: int):
-        os.kill(self.process.pid, signum)
-
-
-class Call:
-    """The command in this process, with other limits; its parts in processes that are forked."""
-
-    def __init__(self, monkeypatch):
-        self.patch = monkeypatch
-        self.handler = signal.getsignal(signal.SIGTERM)
-        monkeypatch.setattr(on_gpu, "LEAST", dict.fromkeys(on_gpu.LEAST, 0))
-        monkeypatch.setattr(on_gpu.subprocess, "Popen", Forked)
-
-    def __call__(self, *argv) -> int:
-        self.patch.setattr(sys, "argv", ["on_gpu.py", *map(str, argv)])
-        try:
-            return on_gpu.main()
-        finally:
-            signal.signal(signal.SIGTERM, self.handler)
+@pytest.fixture
+def blimp(tmp_path) -> Path:
+    """A BLiMP folder with one paradigm."""
+    pair = dict(sentence_good="The sailor waits.", sentence_bad="The sailor wait.", linguistics_term="agreement")
+    (tmp_path / "blimp").mkdir()
+    (tmp_path / "blimp" / "one.jsonl").write_text("\n".join([json.dumps(pair)] * 3))
+    return tmp_path / "blimp"
 
 
 @pytest.fixture
-def call(monkeypatch) -> Call:
-    return Call(monkeypatch)
+def packed(tiny, glue, blimp, tmp_path) -> Path:
+    """The tiny text, packed for two trips."""
+    given = ["--text", f"files:{tiny.text}", "--glue-dir", glue, "--blimp", blimp, "--work", tmp_path / "work"]
+    assert on_gpu.pack(arguments("pack", tmp_path / "packed", *given)) == 0
+    return tmp_path / "packed"
 
 
-def test_nothing_is_begun_when_the_time_is_over(tiny, tmp_path, call, monkeypatch):
-    monkeypatch.setattr(on_gpu, "LEAST", dict(text=30, tests=30, bench=30, run=30))
-    assert call(*options(tiny, tmp_path, "--minutes", "0.1")) == 0
-    status = results(tmp_path)["status"]
-    assert len(status) == 4 and all(state.startswith("not begun") for state in status.values())
-    assert not (tmp_path / "work" / "data").exists()
+def arguments(*argv, compiled: str = "never"):
+    """Arguments with the recipes at a hundredth of their size."""
+    return on_gpu.arguments([str(a) for a in (*argv, "--set", *TINY, f"training.compile={compiled}")])
 
 
-@pytest.mark.slow
-def test_what_runs_when_the_time_is_over_is_stopped_and_goes_on(tiny, tmp_path, call, monkeypatch):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench", "kill", budget="3s")
-    log = tmp_path / "work" / "tiny" / "log.jsonl"
-    really = on_gpu.Day.left
-    monkeypatch.setattr(on_gpu.Day, "left", lambda day: 0.05 if on_gpu.spent(log) > 0.05 else 0.5)
-    wait = Forked.wait
-
-    def patiently(process, timeout=None):
-        """Wait as the command does, for as long as it has time."""
-        while timeout is not None and timeout < 1 and process.poll() is None and on_gpu.spent(log) < 0.05:
-            time.sleep(0.1)
-        return wait(process, timeout)
-
-    monkeypatch.setattr(Forked, "wait", patiently)
-    assert call(*given) == 0
-    assert results(tmp_path)["status"][f"run:{tiny.recipe}"].startswith("stopped and saved")
-    assert 0 < results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
-    assert "% of the budget" in (tmp_path / "out" / "summary.md").read_text()
-    monkeypatch.setattr(Forked, "wait", wait)
-    monkeypatch.setattr(on_gpu.Day, "left", really)
-    before = results(tmp_path)["parts"]["run-tiny"]["last"]["tokens"]
-    shutil.rmtree(tmp_path / "out")  # on such a machine it is empty at each call
-    assert call(*given) == 0
-    record = RunRecord.read(tmp_path / "out" / "tiny.record.json")
-    assert record.pretraining["spent"]["tokens"] > before
+def options(packed: Path, home: Path, *more) -> tuple:
+    """The arguments of a rehearsal."""
+    given = ("--from", packed / "1", packed / "2", "--work", home / "gpu", "--budget", "20step", "--steps", "2")
+    return ("run", home / "out", *given, "--variant-seconds", "0.1", "--processes", "1", *more)
 
 
-def test_a_part_that_fails_is_named_and_the_rest_is_tried(tiny, tmp_path, call):
-    given = options(tiny, tmp_path, "--skip", "tests", "bench")
-    given[given.index("--text") + 1] = "nosuch.txt"
-    assert call(*given) == 1
-    status = results(tmp_path)["status"]
-    assert status["text"].startswith("failed with exit code") and "tests" in status
+def read(path: Path) -> object:
+    return json.loads(path.read_text())
 
 
-def test_tests_that_failed_stay_failed_and_those_that_were_stopped_are_run_again(tiny, tmp_path, call, monkeypatch):
-    given = options(tiny, tmp_path, "--skip", "bench", "--recipes")
-    codes = iter((on_gpu.STOPPED, 1))
-    monkeypatch.setattr(on_gpu.Day, "start", lambda day, part: on_gpu.write(on_gpu.part_file(day.a, part), {}) or 0)
-    monkeypatch.setattr(on_gpu.Day, "wait", lambda day, process: next(codes))
-    monkeypatch.setattr(on_gpu.subprocess, "Popen", lambda *_, **__: None)
-    for code, state in ((0, "stopped and saved"), (1, "failed with exit code 1"), (1, "failed before")):
-        assert call(*given) == code
-        assert results(tmp_path)["status"]["tests"].startswith(state)
+def test_the_plan_names_every_stage(capsys):
+    on_gpu.plan()
+    printed = capsys.readouterr().out
+    assert all(f"{stage} " in printed for stage in on_gpu.STAGES) and " 88 s " in printed
 
 
-def test_the_bench_takes_fewer_rows_where_memory_runs_out(monkeypatch):
-    tried = []
-
-    def bench_train(size, rounds, rows, progress):
-        tried.append(rows)
-        if rows > 64:
-            raise UserError("reference: out of memory: tried to allocate 20 GB")
-        return json.loads((ROOT / "records" / "bench" / "train-small.json").read_text())
-
-    monkeypatch.setattr(bench, "bench_train", bench_train)
-    on_gpu.bench(SimpleNamespace(size="full", rounds=1, rows=256))
-    assert tried == [256, 128, 64]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_machine_without_a_gpu_is_told_so(tiny, tmp_path):
-    given = options(tiny, tmp_path)
-    given.remove("--without-gpu")
-    done = subprocess.run([sys.executable, ROOT / "tools" / "on_gpu.py", *given], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("PyTorch finds no GPU")
+def test_rows_arrive_as_they_left(packed, tmp_path, capsys):
+    a = arguments(*options(packed, tmp_path))
+    whole = on_gpu.corpus_from(a)
+    first = np.load(next((tmp_path / "work" / "data").glob("corpus-*/train.npy")))
+    assert np.array_equal(whole.rows, first) and whole.verify() is None
+    a.trips = a.trips[:1]
+    half = on_gpu.corpus_from(a)
+    assert np.array_equal(half.rows, first[: len(first) // 2]) and half.verify() is None
+    a.trips = [tmp_path]
+    with pytest.raises(SystemExit, match="no packed rows"):
+        on_gpu.corpus_from(a)
 
 
-def test_large_batches_are_cut_for_minutes(tmp_path):
-    given = on_gpu.arguments([str(tmp_path), "--text", "text.txt"])
-    for recipe in given.recipes:
-        schedule = on_gpu.run_of(given, recipe).recipe.schedule
-        assert (schedule.batch_size, schedule.batch_ramp) == (512, 0)
+def test_damaged_rows_are_refused(packed, tmp_path):
+    (packed / "2" / "rows-3.xz").write_bytes((packed / "2" / "rows-2.xz").read_bytes())
+    with pytest.raises(SystemExit, match="damaged"):
+        on_gpu.corpus_from(arguments(*options(packed, tmp_path)))
 
 
-def test_missing_packages_are_named(tiny, tmp_path, call, monkeypatch, capsys):
-    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name in ("scipy", "yaml") else name)
-    assert call(*options(tiny, tmp_path)) == 2
-    assert capsys.readouterr().err == "missing packages: yaml, scipy\n"
+def test_a_trip_that_is_too_large_is_told(packed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(on_gpu, "TRIP", 1000)
+    assert on_gpu.say_size(packed / "1") > 1000
+    assert "too large" in capsys.readouterr().out
 
 
-def test_the_bench_comes_back_as_a_table(tiny, tmp_path, call, monkeypatch):
-    stored = json.loads((ROOT / "records" / "bench" / "train-small.json").read_text())
-    monkeypatch.setattr(bench, "bench_train", lambda *_, **__: stored)
+def test_a_rehearsal_of_every_stage(packed, tmp_path):
+    a = arguments(*options(packed, tmp_path))
+    for stage in ("profile", "variants", "sprint", "best", "extra", "steps", "at_once"):
+        on_gpu.write(on_gpu.result_file(a, stage), on_gpu.STAGES[stage](a))
+    profile = read(tmp_path / "out" / "profile.json")
+    assert set(profile) == set(on_gpu.ARMS) and all(arm["tokens_per_second"] > 0 for arm in profile.values())
+    tried, chosen = read(tmp_path / "out" / "variants.json"), read(on_gpu.result_file(a, "best"))
+    losses = {name: outcome["heldout_loss"] for name, outcome in tried.items()}
+    assert chosen["variant"] == min(losses, key=losses.get)
+    for stage in ("sprint", "best"):
+        record = RunRecord.read(tmp_path / "out" / f"{stage}.record.json")
+        assert record.pretraining["spent"]["steps"] == 20
+        check_the_choice(read(tmp_path / "out" / f"{stage}.finetuning.json"), record)
+    assert set(read(tmp_path / "out" / "extra.json")) == {"run", "blimp", "frozen"}
+    assert all((tmp_path / "out" / f"{stage}.png").stat().st_size > 5000 for stage in ("profile", "variants", "sprint"))
 
-    def here(day, part):
-        on_gpu.do_part(on_gpu.arguments([*sys.argv[1:], "--part", part]))
-        return 0
 
-    monkeypatch.setattr(on_gpu.Day, "start", here)
-    assert call(*options(tiny, tmp_path, "--skip", "tests", "--recipes")) == 0
-    assert results(tmp_path)["parts"]["bench"] == stored
-    assert bench.bench_table(stored) in (tmp_path / "out" / "summary.md").read_text()
+def check_the_choice(results: list[dict], record: RunRecord):
+    """Every way was tried on held-back rows; each development set was read once, in the way that was chosen."""
+    tried = [r for r in results if r["rows"] == "held back"]
+    assert len(tried) == 2 * (1 + 3 + 3) and len(results) - len(tried) == 3  # CoLA, two tasks of pairs
+    final = [r for r in results if r["rows"] == "all"]
+    assert {r["task"] for r in record.results} == {r["task"] for r in final} == {"cola", "stsb", "rte"}
+    assert len({(r["pairs"], r["rate"]) for r in final}) == 1
+    means = {
+        rate: np.mean([s for r in tried if r["rate"] == rate for s in r["scores"].values()]) for rate in on_gpu.RATES
+    }
+    assert means[final[0]["rate"]] == max(means.values())
+
+
+def test_fine_tunings_that_are_done_are_not_done_again(packed, tmp_path, monkeypatch):
+    a = arguments(*options(packed, tmp_path))
+    done = [dict(task="cola", pairs="apart", rate=1e-4, rows="all", scores={"cola": 0.5})]
+    on_gpu.write(a.work / "results" / "sprint.finetuning.json", done)
+    monkeypatch.setattr(on_gpu, "make_ready", lambda *_: None)
+    tuning = on_gpu.Tuning(a, "sprint", None, on_gpu.tasks_from(a))
+    assert tuning.do([("cola", "apart", 1e-4, False)]) == done
+
+
+def test_an_arm_that_fails_is_named_and_the_next_one_comes(packed, tmp_path, monkeypatch):
+    monkeypatch.setitem(on_gpu.ARMS, "small", ("sprint", {"optimizer.betas": [2, 2]}))
+    found = on_gpu.profile(arguments(*options(packed, tmp_path)))
+    assert "betas" in found["small"]["error"] and found["crammed-v2"]["tokens_per_second"] > 0
+
+
+def test_kernels_are_grouped():
+    kernels = {"nvjet_sm90_tst": 3.0, "cudnn_sdpa_bprop": 1.0, "triton_poi_fused_addcmul_cat": 2.0, "fill": 0.5}
+    assert on_gpu.grouped(kernels) == {"matrix products": 3, "attention": 1, "rotation": 2, "the rest": 0.5}
 
 
 class MadeUpGPU(Device):
     """A device with a queue and little memory, which counts what it is asked."""
 
-    runs_ahead, finetune_jobs = True, 1
+    runs_ahead = True
 
     def __init__(self):
-        self.recorded, self.waited, self.selected = 0, 0, []
+        self.recorded, self.waited = 0, 0
 
     def event(self):
         def record():
@@ -269,14 +171,60 @@ class MadeUpGPU(Device):
         return dict(driver="1.0", cuda="99")
 
 
-def test_a_run_on_a_made_up_gpu(tiny, tmp_path, monkeypatch):
+def test_a_budget_on_a_made_up_gpu(packed, tmp_path, monkeypatch):
     gpu = MadeUpGPU()
     monkeypatch.setitem(hardware.DEVICES, "cpu", gpu)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        on_gpu.do_part(on_gpu.arguments(options(tiny, tmp_path, "--part", f"run:{tiny.recipe}", budget="30step")))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    record = RunRecord.read(tmp_path / "work" / "tiny" / "record.json")
-    assert record.pretraining["spent"]["steps"] == 30 and record.environment["cuda"] == "99"
-    assert gpu.recorded >= 30 and gpu.waited >= 28  # at most two micro-batches are ahead
+    monkeypatch.setattr(on_gpu, "tasks_from", lambda a: {})
+    on_gpu.pretrain_and_tune(arguments(*options(packed, tmp_path)), "best", on_gpu.MUON)
+    record = RunRecord.read(tmp_path / "out" / "best.record.json")
+    assert record.pretraining["spent"]["steps"] == 20 and record.environment["cuda"] == "99"
+    assert gpu.recorded >= 20 and gpu.waited >= 18  # at most two micro-batches are ahead
+
+
+def test_stages_stop_when_the_time_is_over(tmp_path, monkeypatch):
+    a = on_gpu.arguments(["run", str(tmp_path / "out"), "--work", str(tmp_path), "--stages", "steps", "tests", "bench"])
+    on_gpu.write(on_gpu.result_file(a, "steps"), {})
+    a.minutes = 0.1
+    assert on_gpu.run(a) == 1
+    status = read(tmp_path / "out" / "status.json")["status"]
+    assert status["steps"] == "done before" and status["tests"].startswith("not begun")
+
+
+@pytest.mark.parametrize("obeys, code", [(True, 143), (False, -signal.SIGKILL)])
+def test_a_process_is_stopped_when_its_time_is_over(obeys, code, monkeypatch):
+    action = "lambda *_: sys.exit(143)" if obeys else "signal.SIG_IGN"
+    source = f"import signal, sys, time; signal.signal(15, {action}); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    wait = process.wait
+    monkeypatch.setattr(process, "wait", lambda seconds=None: wait(None if seconds is None else min(seconds, 2)))
+    assert on_gpu.wait(process, 0.1) == code
+
+
+def test_missing_packages_and_gpus_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "run", str(tmp_path)])
+    monkeypatch.setattr(on_gpu, "finds_gpu", lambda: False)
+    assert on_gpu.main() == 2 and "finds no GPU" in capsys.readouterr().err
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name in ("scipy", "yaml") else name)
+    assert on_gpu.main() == 2 and capsys.readouterr().err == "missing packages: yaml, scipy\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Device().compiler() is None, reason="there is no C++ compiler")
+def test_a_compiled_rehearsal_that_is_stopped_and_goes_on(packed, tmp_path, bare):
+    more = ("--stages", "profile", "variants", "best", "--without-gpu", "--set", *TINY, "training.compile=always")
+    call = [sys.executable, str(ROOT / "tools" / "on_gpu.py"), *map(str, options(packed, tmp_path, *more))]
+    call[call.index("20step")] = "4000step"
+    process = subprocess.Popen(call, cwd=tmp_path, env=bare, start_new_session=True)
+    log = tmp_path / "gpu" / "runs" / "best" / "log.jsonl"
+    while not (log.exists() and '"steps": 1' in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(60)
+    assert subprocess.call(call, cwd=tmp_path, env=bare) == 0
+    status = read(tmp_path / "out" / "status.json")["status"]
+    assert status["profile"] == status["variants"] == "done before" and status["best"].startswith("done in")
+    record = RunRecord.read(tmp_path / "out" / "best.record.json")
+    assert record.pretraining["compiled"] and record.pretraining["spent"]["steps"] == 4000
+    assert record.pretraining["joules"] is None

@@ -1,5 +1,6 @@
 """Own text as people have it: a book in one file, a folder, a bare path, a text that fills few pieces."""
 
+import fcntl
 import gzip
 import io
 import json
@@ -23,6 +24,7 @@ from cramming_nb.engine.sources import (
     Source,
     documents,
     full_source,
+    source_bytes,
     source_files,
     source_identity,
     source_notes,
@@ -254,7 +256,7 @@ def test_a_list_of_sources_in_yaml_is_their_short_form(tmp_path, monkeypatch):
         (dict(kind="web"), "write machine"),
         (dict(path="a"), "fields are kind"),
         ("0*machine", "a share"),
-        (dict(kind="hub", path="a/b", revision="refs/c"), "another source"),
+        (dict(kind="hub", path="a/b/c/d"), "another source"),
     ):
         with pytest.raises(UserError, match=words):
             sources(wrong)
@@ -270,3 +272,71 @@ def test_a_cache_is_listed_and_freed(tiny, tmp_path):
     assert refused.code == 2 and "add --yes" in refused.err and list(cache.glob("corpus-*"))
     freed = command("data", "clean", "--yes", cwd=tmp_path, cache=cache)
     assert freed.code == 0 and not list(cache.glob("*-*"))
+
+
+def test_a_cache_keeps_what_another_process_builds(tiny, tmp_path):
+    cache = tmp_path / "cache"
+    assert command("data", "build", *tiny.options()[:3], "--keep", cwd=tmp_path, cache=cache).code == 0
+    (documents,) = cache.glob("documents-*")
+    with open(documents / ".lock", "a+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        freed = command("data", "clean", "--yes", cwd=tmp_path, cache=cache)
+    assert freed.code == 0 and f"{documents.name} stays: another process" in freed.out
+    assert [path.name for path in cache.glob("*-*")] == [documents.name]
+
+
+def test_what_a_build_kept_stays_after_builds_that_keep_nothing(tmp_path):
+    docs = [dict(text=f"the garden number {i} waits for rain") for i in range(200)]
+    for order, keep in (("random", True), ("fragment", False), ("unigram", False)):
+        config = CorpusConfig(vocab_size=100, seq_length=16, filter_threshold=0, order=order)
+        get_corpus(docs, config, tmp_path, progress=False, keep=keep)
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["corpus"] * 3 + ["documents"]
+
+
+def test_documents_need_nothing_but_a_text(tmp_path):
+    config = CorpusConfig(vocab_size=100, seq_length=16, filter_threshold=0, probe=0.1)
+    docs = [dict(text=f"the garden number {i} waits for rain") for i in range(200)]
+    corpus = get_corpus(docs, config, tmp_path, progress=False)
+    assert all(docs[int(probe["id"])]["text"] == probe["text"] for probe in corpus.probe_documents())
+    with pytest.raises(UserError, match="document 1: its text is NoneType; give a str"):
+        get_corpus([dict(text="a"), dict(text=None)], config, tmp_path, progress=False)
+    with pytest.raises(UserError, match="fields are kind, path"):
+        get_corpus([dict(body="a")], config, tmp_path, progress=False)
+
+
+def test_files_that_only_differ_within_are_told_apart(tmp_path):
+    named = []
+    for name in "ab":
+        path = tmp_path / name / "data.txt"
+        path.parent.mkdir()
+        path.write_text(f"the garden {name} waits")
+        os.utime(path, (1, 1))
+        (tmp_path / name / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: data.txt\n---\n")
+        named.append(source_identity(f"files:{path}"))
+    assert named[0]["source"] == named[1]["source"] and named[0] != named[1]
+    hubs = [source_identity(f"hub:{tmp_path}/{name}") for name in "ab"]
+    assert hubs[0]["revision"] != hubs[1]["revision"]
+
+
+def test_the_hub_is_named_as_its_users_write_it(tmp_path, monkeypatch):
+    slashed = sources("hub:a/b@refs/convert/parquet/en:train[:10%]#body")
+    assert slashed == [Source("hub", "a/b", "body", "refs/convert/parquet", "en", "train[:10%]")]
+    assert sources(str(slashed[0])) == slashed and "@refs%2Fconvert%2Fparquet/en" in str(slashed[0])
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "deep" / "down" / "texts"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text("text\n" + "".join(f"garden {i}\n" for i in range(50)))
+    found = {part: [doc["text"] for doc in documents(f"hub:{folder}:train{part}")] for part in ("", "[:10%]", "[20:22]")}
+    assert found["[:10%]"] == found[""][:5] and found["[20:22]"] == found[""][20:22] and len(found[""]) == 50
+    with pytest.raises(UserError, match="check the split and the network"):
+        list(documents(f"hub:{folder}:train[five]"))
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="written by save_to_disk.*to_parquet"):
+        list(documents(f"hub:{folder}"))
+
+
+def test_the_size_of_a_dataset_without_a_network_is_one_line(monkeypatch):
+    config = SimpleNamespace(data_files={"train": ["http://127.0.0.1:9/train.parquet"]})
+    monkeypatch.setattr("cramming_nb.engine.sources.hub_builder", lambda source: SimpleNamespace(config=config))
+    with pytest.raises(UserError, match="^hub:a/b: .*; check the network$"):
+        source_bytes("hub:a/b")

@@ -16,6 +16,7 @@ pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 from package_check import ROOT, build
 
+DATA = {f"cramming_nb/{name}" for name in ("py.typed", "lab/sizes.json", "app/report.html.jinja", "app/report.md.jinja")}
 PACKAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cramming_nb").rglob("*.py")}
 
 
@@ -42,12 +43,14 @@ def test_source_distribution_is_the_book(wheel):
 def test_wheel_is_the_package_and_no_more(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     outside = {name for name in names if not name.startswith("cramming_nb-")}
-    assert outside == PACKAGE | {"cramming_nb/py.typed", "cramming_nb/lab/sizes.json"}
+    demo = {str(p.relative_to(ROOT)) for p in (ROOT / "cramming_nb" / "app" / "demo").rglob("*.*")}
+    assert "cramming_nb/app/demo/model.safetensors" in demo
+    assert outside == PACKAGE | demo | DATA
     assert any(name.endswith("licenses/LICENSE") for name in names - outside)
 
 
 def test_extras_of_the_wheel(metadata):
-    assert {"hf", "optim", "dedup", "track", "ray", "book", "dev"} == set(metadata.get_all("Provides-Extra"))
+    assert {"hf", "optim", "dedup", "onnx", "track", "ray", "book", "dev"} == set(metadata.get_all("Provides-Extra"))
     core = [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
     assert core and not any(name in " ".join(core) for name in ("nbdev", "fastcore", "transformers", "ray"))
 

@@ -9,6 +9,7 @@ import torch
 from test_glue import SMALL, hardware, plain_answers, plain_loop, some_rows, word_rows, word_tokenizer
 
 from cramming_nb.app.finetuning import evaluate, finetuning_bytes, result_paths
+from cramming_nb.app.run import load_run
 from cramming_nb.architecture import NUM_FEATURES, Encoder, SequenceClassifier, pair_features
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import DEVICES
@@ -223,7 +224,7 @@ def test_old_recipes_read_pairs_together(tmp_path):
 
 
 def results(finished, data: dict, folder, pairs: str, threads: int = 1, **changes) -> list[dict]:
-    recipe = load_recipe(str(finished.folder / "recipe.yaml"))
+    recipe = load_run(finished.folder).recipe
     found = evaluate(
         data, recipe.architecture, finished.folder / "checkpoints",
         str(finished.folder / "export" / "tokenizer.json"), replace(recipe.protocol, pairs=pairs, **changes),

@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 import pytest
 import torch
-from conftest import Killable, command, contents, hidden
+from conftest import Killable, command, contents, hidden, pretraining
 from safetensors.torch import load_file
 
 from cramming_nb.engine.checkpoint import (
@@ -85,7 +85,7 @@ def kill_and_resume(times: int, home: Path, tiny, options) -> tuple[Path, int]:
             run.wait_for(lambda old=stale: set(parts(folder)) - set(old), pause=0)
         assert run.send(signal.SIGKILL) == -signal.SIGKILL
         cut += bool(set(parts(folder)) - set(stale))
-        assert not (folder / "pretraining.json").exists()
+        assert not pretraining(folder)
     assert Killable(*options, cwd=home, cache=tiny.cache).end() == 0
     return folder, cut
 
@@ -96,8 +96,8 @@ def test_killed_run_ends_in_the_same_bits(times, tiny, options, undisturbed, tmp
     assert cut > 0
     assert not parts(folder)
     assert learned(folder) == learned(undisturbed)
-    found = json.loads((folder / "pretraining.json").read_text())
-    assert found["spent"]["tokens"] == json.loads((undisturbed / "pretraining.json").read_text())["spent"]["tokens"]
+    found = pretraining(folder)
+    assert found["spent"]["tokens"] == pretraining(undisturbed)["spent"]["tokens"]
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -217,7 +217,7 @@ def test_shares_are_the_seconds_and_the_pause_is_not_counted(tiny, tmp_path):
     begun = time.perf_counter()
     assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
     sitting = time.perf_counter() - begun
-    found = json.loads((folder / "pretraining.json").read_text())
+    found = pretraining(folder)
     seconds, shares = found["spent"]["seconds"], found["shares"]
     assert sum(shares.values()) == pytest.approx(seconds, rel=0.05)
     assert {"step", "data", "validation", "logging", "checkpoint"} <= set(shares)
@@ -349,7 +349,7 @@ def test_lost_work_is_counted(halfway, tiny, short, whole, tmp_path):
     with open(folder / "log.jsonl", "a") as log:  # it went on for seven seconds after its last checkpoint
         log.write(json.dumps(dict(seconds=state(folder)["spent"]["seconds"] + 7)) + "\n")
     assert command(*short, cwd=tmp_path, cache=tiny.cache).code == 0
-    found = json.loads((folder / "pretraining.json").read_text())
+    found = pretraining(folder)
     assert 7 <= found["shares"]["lost"] < 7.5 and found["spent"]["seconds"] > 7
     assert learned(folder) == learned(whole)
 

@@ -7,8 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cramming_nb.app.export import SHARED_FILES
+from cramming_nb.app.export import ADDED_FILES, SHARED_FILES
 
+FILES = {*SHARED_FILES, *ADDED_FILES} - {"model.onnx"}
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -93,7 +94,7 @@ def hub(tmp_path, monkeypatch):
 def test_dry_run_shows_and_sends_nothing(hub, finished, cram):
     said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble", "--dry-run")
     assert said.code == 0, said.err
-    assert not [name for name in SHARED_FILES if name not in said.out]
+    assert not [name for name in FILES if name not in said.out]
     assert "pipeline_tag: fill-mask" in said.out and "library_name: cramming_nb" in said.out
     assert hub.asked == []
 
@@ -105,7 +106,7 @@ def test_model_is_sent_and_loads_by_its_name(hub, a_copy, cram, run_python):
     said = cram("export", folder, "--push-to", "somebody/thimble", "--private")
     assert said.code == 0, said.err
     assert said.out.strip() == f"{hub.address}/somebody/thimble"
-    assert set(hub.files) == set(SHARED_FILES)
+    assert set(hub.files) == FILES
     assert "private" in json.dumps(hub.made)
     assert hub.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
     card = hub.files["README.md"].decode()
@@ -119,9 +120,9 @@ print(pipeline("fill-mask", model="somebody/thimble")("the [MASK] is")[0]["token
 
 
 def test_finished_run_is_exported_and_sent(hub, a_copy, monkeypatch, cram):
-    said = cram("export", a_copy.folder, "--push-to", "somebody/thimble", "--data-dir", a_copy.tiny.cache)
+    said = cram("export", a_copy.folder, "--push-to", "somebody/thimble")
     assert said.code == 0, said.err
-    assert set(hub.files) == set(SHARED_FILES)
+    assert set(hub.files) == FILES
 
 
 def test_a_stranger_is_told_to_log_in(hub, finished, cram, monkeypatch):

@@ -1,7 +1,7 @@
 """The paper's decisions as cards: python tools/cards.py draws records/cards.yaml into the pages that show them.
 
 A cell that begins with `::: {#card-ID .decision}` holds one card, `::: {#cards-CHAPTER .decisions}` an overview of a
-chapter, `::: {#cards .decisions}` the overview of all. The command writes the rest of such cells; it changes no other.
+chapter. The command writes the rest of such cells; it changes no other. Chapter 1 computes the table of all cards.
 """
 
 import json
@@ -27,7 +27,7 @@ SYMBOLS = {  # what a verdict is on a card; the rest of them, such as `needs a G
     "equivalent": "=",
     "undecided": "?",
 }
-PLACE = re.compile(r"::: \{#(cards?)(?:-([\w-]+))? \.decisions?\}")
+PLACE = re.compile(r"::: \{#(cards?)-([\w-]+) \.decisions?\}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Card:
     base: str = ""
     note: str = ""
     by: str = ""
+    at: str = ""
     ours: bool = False
+    worth: dict[str, str] = field(default_factory=dict)
     switches: dict[str, object] = field(init=False)
 
     def __post_init__(self):
@@ -174,11 +176,12 @@ def draw(card: Card) -> str:
     """A card as a table."""
     title = f"{card.decision} (ours)" if card.ours else card.decision
     switch = card.by or "`" + "`, `".join(card.switch.split()) + "`"
+    paper = f"{card.paper} (section {card.section})" if card.section else card.paper
     return f"""::: {{#card-{card.id} .decision}}
 | | {title} |
 |---|---|
 | **BERT** | {card.bert} |
-| **The paper** | {card.paper} (section {card.section}) |
+| **The paper** | {paper} |
 | **Why** | {card.why} |
 | **Cost** | {filled(card.cost)} |
 | **Evidence** | {evidence(card)} |
@@ -186,49 +189,35 @@ def draw(card: Card) -> str:
 :::"""
 
 
-def worth(card: Card) -> float:
-    """How much the loss changes, at most, when the decision is undone, in nats."""
-    found = [gap(name) for name in card.changes]
-    return max((abs(one["mean"]) for one in found if one), default=0.0)
-
-
 def undone(card: Card) -> str:
-    """The largest difference in loss that undoing a decision made, in nats; nothing if none is known."""
+    """The largest difference in loss that undoing a decision made, in nats; nothing if none is known.
+
+    Where no change undoes it: what chapter 1 says that it is worth.
+    """
     found = [one["mean"] for name in card.changes if (one := gap(name))]
+    if not found and set(card.worth.values()) & set(CHANGES):
+        sides = {side: gap(name)["mean"] for side, name in card.worth.items()}
+        found = [sides.get("undone", 0) - sides.get("kept", 0)]
     return signed(max(found, key=abs)) if found else ""
 
 
-def overview(cards: list[Card], page: str) -> list[str]:
-    """A line for each card, with a link to it; what BERT and the paper did only where the cards are elsewhere."""
-    rows = [["decision", "undone, nats", "our verdicts"]]
-    for card in cards:
-        here = card.chapter == page
-        link = f"[{card.decision}]({'' if here else f'{card.chapter}.ipynb'}#card-{card.id})"
-        row = [link, undone(card), " ".join(symbol(claim) for claim in card.claims)]
-        rows.append(row if here else [link, card.bert, card.paper, *row[1:]])
-    if len(rows[-1]) == 5:
-        rows[0][1:1] = ["BERT", "the paper"]
-    rule = ["---", *["---"] * (len(rows[0]) - 3), "--:", "---"]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+def overview(chapter: str) -> str:
+    """The cards of a chapter as a table, with a link to each."""
+    rows = ["| decision | undone, nats | our verdicts |", "| --- | --: | --- |"]
+    for card in CARDS.values():
+        if card.chapter == chapter:
+            symbols = " ".join(symbol(claim) for claim in card.claims)
+            rows.append(f"| [{card.decision}](#card-{card.id}) | {undone(card)} | {symbols} |")
+    return "\n".join([f"::: {{#cards-{chapter} .decisions}}", *rows, ":::"])
 
 
-def drawn(source: str, page: str) -> str:
-    """What a cell of a page should say: a card or an overview is drawn, any other cell is as it was."""
+def drawn(source: str) -> str:
+    """What a cell should say: a card or an overview is drawn, any other cell is as it was."""
     place = PLACE.match(source)
     if not place:
         return source
     kind, name = place.groups()
-    if kind == "card":
-        return draw(CARDS[name])
-    cards = sorted(CARDS.values(), key=worth, reverse=True)
-    if name:
-        cards = [card for card in CARDS.values() if card.chapter == name]
-    return "\n".join([source.partition("\n")[0], *overview(cards, page), ":::"])
-
-
-def page_name(path: Path) -> str:
-    """The name of a notebook in cards.yaml."""
-    return path.relative_to(book.NBS).with_suffix("").as_posix()
+    return draw(CARDS[name]) if kind == "card" else overview(name)
 
 
 def main():
@@ -237,7 +226,7 @@ def main():
         notebook = nbformat.read(path, as_version=4)
         before = [cell.source for cell in notebook.cells]
         for cell in notebook.cells:
-            cell.source = drawn(cell.source, page_name(path))
+            cell.source = drawn(cell.source)
         if before != [cell.source for cell in notebook.cells]:
             nbformat.write(notebook, path)
             book.nbdev("clean", "--fname", path)

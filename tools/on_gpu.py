@@ -1,139 +1,625 @@
-"""A day on a GPU: everything that needs one, in one command that can be given again.
+"""A quarter of an hour on a GPU, in stages: what is new comes first, and each leaves its results before the next begins.
 
-python tools/on_gpu.py OUT --text TEXT.jsonl.zst --glue-dir GLUE [--minutes 9]
+python tools/on_gpu.py plan                                              print the stages with their seconds
+python tools/on_gpu.py pack FOLDER --text TEXT --glue-dir G --blimp B    build the rows, and compress them for two trips
+python tools/on_gpu.py run OUT --from FOLDER/1 FOLDER/2 --stages profile sprint --minutes 9
 
-It does, in this order: build the text's rows; run the tests marked gpu; bench the training step at full size; pretrain
-crammed-v2 and then our recipe sprint at full size for eight minutes each, compiled, in batches of at most 512
-sequences, fine-tune each on the tasks of GLUE, and the same from random weights. The first pretraining is stopped by
-SIGTERM on its way, and goes on.
+`pack` runs where the text is. It writes the rows of the recipe `sprint`, compressed, into FOLDER/1 and FOLDER/2, with
+the tasks in each. It says how large each trip is, with the files of the repository, and fails if one is over 64 MiB.
+`run` works with the trips that have arrived; half of the rows are a corpus, too. OUT gets flat files: status.json, and
+a JSON file and a plot of each stage. What a stage has finished is not done again, as long as the folder `--work` stays.
 
-It begins nothing that will not fit into `--minutes`. When they are over it stops what is running, with its work saved.
-The same command then goes on from there, as long as the folder `--work` stays. OUT gets what is known so far, after
-each part: at most eight flat files (summary.md, results.json, tests.txt, and of each recipe its record and its log).
+The stages:
+profile    20 steps of some arms: seconds to compile, tokens a second, memory, and the time of each kernel
+sprint     the budget on the recipe `sprint`, then GLUE
+variants   some changes of it, half a minute each; the lowest held-out loss is chosen
+best       the budget on what was chosen, then GLUE
+extra      the newest model without fine-tuning: BLiMP, and its vectors as features
+steps      the time of a step of fine-tuning, recorded and plain
+at_once    what a compiler that sees the whole model takes
+tests      the tests marked gpu
+bench      our training step and the baselines
 
-Run it in the repository's root. It needs torch, numpy, safetensors, tokenizers, tqdm, pyyaml, joblib, matplotlib,
-pyarrow, scikit-learn and scipy, and for parts of it transformers (two baselines of the bench, the export) and pytest
-(the tests). It does without an installed package, datasets, tyro and nvidia-ml-py; without the last there is no energy
-in the records.
+A pretraining of `sprint` or `best` begins with a cold compiler, as a first `cram run` does. How sentence pairs are read
+and the learning rate of fine-tuning are chosen on held-back training rows of the small tasks. Then each task is
+fine-tuned on all rows, and its development set is read once.
+
+It needs torch, numpy, safetensors, tokenizers, tqdm, pyyaml, joblib, matplotlib, pyarrow, scikit-learn and scipy. It
+does without an installed package, datasets, tyro and nvidia-ml-py; without the last there is no energy in the records.
 """
 
 import argparse
 import contextlib
+import gc
+import hashlib
 import importlib.metadata
 import json
-import math
+import lzma
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 NEEDED = "torch numpy safetensors tokenizers tqdm yaml joblib matplotlib pyarrow sklearn scipy".split()
-LEAST = dict(text=30, tests=90, bench=300, run=90)  # seconds that should be left to begin a part
-STOPPED = 128 + signal.SIGTERM  # what a process returns that was asked to stop, and saved its work
-GRACE = 45  # seconds that a process has to save its work
-MOST_SEQUENCES = 512  # in a batch: larger ones leave too few steps in minutes
+TRIP = 64 * 2**20  # bytes that travel at once
+PARTS = 4  # of the rows: two a trip
+FILTERS = [dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=0, lp=1, pb=1, dict_size=1 << 26)]
+SMALL = {
+    "architecture.hidden_size": 512,
+    "architecture.num_layers": 12,
+    "architecture.num_heads": 8,
+    "architecture.ffn_size": 2048,
+    "optimizer.lr": 1.5e-3,
+    "training.micro_batch_size": 512,
+}
+MUON = {"optimizer.name": "muon", "optimizer.lr": 3e-3}
+ARMS = {  # what is profiled: recipe and changes
+    "sprint": ("sprint", {}),
+    "small": ("sprint", SMALL),
+    "small, muon": ("sprint", SMALL | MUON),
+    "crammed-v2": (
+        "crammed-v2",
+        {"schedule.batch_size": 512, "schedule.batch_ramp": 0.0, "training.compile_by": "block"},
+    ),
+}
+AT_ONCE = {"sprint, compiled at once": ("sprint", {"training.compile_by": "model"})}
+VARIANTS = {  # changes of `sprint`, and the arm whose speed they have
+    "small": (SMALL, "small"),
+    "small, muon": (SMALL | MUON, "small, muon"),
+    "small, muon, 40 % masks": (SMALL | MUON | {"objective.mlm_probability": 0.4}, "small, muon"),
+}
+RATES = (1e-4, 3e-4)  # of fine-tuning, to choose from
+READINGS = ("apart", "joint", "both")  # of sentence pairs, to choose from
+LARGE = 20_000  # training rows; a larger task is no part of the choice
+GROUPS = {  # kernels, by what their names contain
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma"),
+    "attention": ("sdpa", "flash", "fmha", "dot_do_o", "convert_dq"),
+    "rotation": ("addcmul", "flip"),
+    "gates": ("gelu",),
+    "norms": ("norm",),
+    "optimizer": ("multi_tensor", "FusedOptimizer"),
+}
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for what comes back")
-    parser.add_argument("--text", required=True, help="a file, or a pattern of files, that the source `files:` reads")
-    parser.add_argument("--glue-dir", type=Path, help="GLUE tasks; without it, probe tasks")
+    parser.add_argument("action", choices=["plan", "pack", "run"])
+    parser.add_argument("folder", type=Path, nargs="?", help="where results, or packed rows, go")
+    parser.add_argument("--text", help="a source of text, as `cram run` reads it")
+    parser.add_argument("--from", type=Path, nargs="*", default=[], dest="trips", help="folders that `pack` wrote")
+    parser.add_argument("--glue-dir", type=Path, help="folder of GLUE tasks, to pack")
+    parser.add_argument("--blimp", type=Path, help="folder of BLiMP's paradigms, to pack")
+    parser.add_argument("--stages", nargs="*", default=["profile", "sprint", "extra"], choices=list(STAGES))
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop")
     parser.add_argument(
-        "--work", type=Path, default=Path("runs/on_gpu"), help="folder for rows, checkpoints and results"
+        "--work", type=Path, default=Path(tempfile.gettempdir(), "on_gpu"), help="folder for rows, checkpoints, results"
     )
-    parser.add_argument("--recipes", nargs="*", default=["crammed-v2", "sprint"])
-    parser.add_argument("--budget", default="8m", help="of each pretraining")
-    parser.add_argument("--compile", default="always", help="training.compile of each recipe")
-    parser.add_argument("--finetune-seeds", type=int, default=1)
-    parser.add_argument("--size", default="full", help="of the training bench")
-    parser.add_argument("--rounds", type=int, default=5, help="of the training bench")
-    parser.add_argument("--rows", type=int, default=256, help="of the training bench; halved where memory runs out")
+    parser.add_argument("--budget", default="330s", help="of the stages sprint and best")
+    parser.add_argument("--variant", default="", help="of the stage best; empty: what the stage variants chose")
+    parser.add_argument("--variant-seconds", type=float, default=20.0, help="of steps, for each variant")
+    parser.add_argument("--steps", type=int, default=20, help="that are timed in the stage profile")
+    parser.add_argument("--set", nargs="*", default=[], help="changes of every recipe, FIELD=VALUE")
+    parser.add_argument("--processes", type=int, default=4, help="that fine-tune at a time")
     parser.add_argument("--without-gpu", action="store_true", help="go on where PyTorch finds no GPU")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["tests", "bench", "kill"], help="parts to leave out")
-    parser.add_argument("--part", help=argparse.SUPPRESS)  # a process of its own does one part
-    return parser.parse_args(argv)
+    parser.add_argument("--stage", help=argparse.SUPPRESS)  # a process of its own does one stage
+    a = parser.parse_args(argv)
+    if a.action != "plan" and not a.folder:
+        parser.error(f"{a.action} needs a folder")
+    return a
 
 
-# What the processes do
+# Rows that travel
 
 
-def run_of(a: argparse.Namespace, recipe: str):
-    """The run of a recipe."""
-    from cramming_nb.app.run import Run
-    from cramming_nb.recipes import change, load_recipe
-
-    found = load_recipe(recipe)
-    changes = {"training.compile": a.compile}
-    if found.schedule.batch_size > MOST_SEQUENCES:
-        changes |= {"schedule.batch_size": MOST_SEQUENCES, "schedule.batch_ramp": 0.0}
-    changed = change(found, changes)
-    options = dict(glue_dir=a.glue_dir, finetune_seeds=a.finetune_seeds, data_dir=a.work / "data", progress=False)
-    return Run(changed, f"files:{a.text}", a.budget, 0, a.work / Path(recipe).stem, **options)
-
-
-def build_text(a: argparse.Namespace) -> dict:
-    """Build the rows of all recipes."""
-    from cramming_nb.app.run import corpus_of
+def pack(a: argparse.Namespace) -> int:
+    """Write the rows of `sprint` for two trips; returns 2 if one is too large."""
+    from cramming_nb.app.run import dev_sentences
+    from cramming_nb.corpus import get_corpus
     from cramming_nb.glue import load_glue
 
     tasks = load_glue(a.glue_dir) if a.glue_dir else {}
-    corpora = {Path(recipe).stem: corpus_of(run_of(a, recipe), tasks) for recipe in a.recipes}
-    return {name: dict(rows=len(corpus.rows), tokens=math.prod(corpus.rows.shape)) for name, corpus in corpora.items()}
+    corpus = get_corpus(a.text, recipe_of(a, {}).corpus, a.work / "data", avoid=dev_sentences(tasks))
+    trips = [a.folder / "1", a.folder / "2"]
+    for trip in trips:
+        trip.mkdir(parents=True, exist_ok=True)
+        for name in ("manifest.json", "tokenizer.json", "heldout.npy"):
+            shutil.copy(corpus.folder / name, trip)
+        for name, source in (("glue", a.glue_dir), ("blimp", a.blimp)):
+            if source:
+                shutil.copytree(source, trip / name, dirs_exist_ok=True)
+    places = [trips[number * len(trips) // PARTS] for number in range(PARTS)]
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(pack_part, [corpus.folder] * PARTS, places, range(PARTS)))
+    return sum(say_size(trip) > TRIP for trip in trips) and 2
+
+
+def pack_part(corpus: Path, folder: Path, number: int):
+    """Compress one part of the rows."""
+    import numpy as np
+
+    rows = np.load(corpus / "train.npy", mmap_mode="r")
+    first, last = len(rows) * number // PARTS, len(rows) * (number + 1) // PARTS
+    packed = lzma.compress(np.ascontiguousarray(rows[first:last]).tobytes(), lzma.FORMAT_XZ, filters=FILTERS)
+    (folder / f"rows-{number}.xz").write_bytes(packed)
+
+
+def say_size(trip: Path) -> int:
+    """The bytes of a trip with the repository's files; prints them."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout
+    paths = [ROOT / name for name in tracked.split("\0") if name] + list(trip.rglob("*"))
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    verdict = "" if total <= TRIP else "; too large: leave out nbs/ and records/, or pack less text"
+    print(f"{trip}: {total / 2**20:.1f} MiB with the repository, of {TRIP / 2**20:.0f}{verdict}")
+    return total
+
+
+def unpacked(path: Path):
+    """The rows of a part, uint16 [rows * length]."""
+    import numpy as np
+
+    return np.frombuffer(lzma.decompress(path.read_bytes()), np.uint16)
+
+
+def corpus_from(a: argparse.Namespace):
+    """The corpus of the parts that have arrived."""
+    import numpy as np
+
+    from cramming_nb.corpus import Corpus
+
+    found = {path.name: path for trip in a.trips for path in sorted(trip.glob("*"))}
+    parts = sorted(name for name in found if name.startswith("rows-"))
+    if not parts:
+        raise SystemExit(f"no packed rows in {', '.join(map(str, a.trips)) or 'any folder: name some with --from'}")
+    folder = a.work / "data" / f"corpus-{len(parts)}-parts"
+    if not (folder / "manifest.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("tokenizer.json", "heldout.npy"):
+            shutil.copy(found[name], folder)
+        manifest = json.loads(found["manifest.json"].read_text())
+        with ProcessPoolExecutor(len(parts)) as pool:
+            rows = np.concatenate(list(pool.map(unpacked, [found[name] for name in parts])))
+        rows = rows.reshape(-1, manifest["config"]["seq_length"])
+        np.save(folder / "train.npy", rows)
+        checksum = hashlib.sha256((folder / "train.npy").read_bytes()).hexdigest()
+        if len(parts) == PARTS and checksum != manifest["files"]["train"]["sha256"]:
+            raise SystemExit("the packed rows are damaged; pack them again")
+        manifest["files"]["train"] |= dict(shape=list(rows.shape), sha256=checksum)
+        (folder / "probe.jsonl").write_bytes(b"")  # its documents stay behind
+        manifest["files"]["probe.jsonl"]["sha256"] = hashlib.sha256(b"").hexdigest()
+        write(folder / "manifest.json", manifest)
+    return Corpus(folder)
+
+
+def tasks_from(a: argparse.Namespace, names: tuple = ()) -> dict:
+    """The GLUE tasks that have arrived."""
+    from cramming_nb.glue import load_glue
+
+    folders = [trip / "glue" for trip in a.trips if (trip / "glue").exists()]
+    return load_glue(folders[0], names) if folders else {}
+
+
+def recipe_of(a: argparse.Namespace, changes: dict, name: str = "sprint"):
+    """A recipe with the changes of an arm, and those of the command line."""
+    import yaml
+
+    from cramming_nb.recipes import change, load_recipe
+
+    asked = {key: yaml.safe_load(value) for key, _, value in (text.partition("=") for text in a.set)}
+    return change(load_recipe(name), changes | asked)
+
+
+def learner_of(a: argparse.Namespace, corpus, changes: dict, name: str = "sprint"):
+    """A learner of an arm, compiled as its recipe says."""
+    from cramming_nb.app.run import should_compile
+    from cramming_nb.engine.hardware import DTYPES, Hardware
+    from cramming_nb.training import Learner
+
+    r = recipe_of(a, changes, name)
+    hardware = Hardware.detect(DTYPES[r.training.dtype])
+    hardware.device.prepare(hardware.dtype)
+    compiled = should_compile(r.training, hardware, 1e9)
+    return Learner(corpus, r.architecture, r.objective, r.optimizer, r.schedule, r.training, hardware, 0, compiled)
+
+
+# Stages of pretraining
+
+
+def profile(a: argparse.Namespace) -> dict:
+    """Time and profile some steps of each arm."""
+    return profile_arms(a, "profile", ARMS)
+
+
+def at_once(a: argparse.Namespace) -> dict:
+    """The same for a model that is compiled at once."""
+    return profile_arms(a, "at_once", AT_ONCE)
+
+
+def profile_arms(a: argparse.Namespace, stage: str, arms: dict) -> dict:
+    """Time and profile some steps of some arms; an arm that fails is named, and the next one comes."""
+
+    corpus, found = corpus_from(a), {}
+    for arm, (name, changes) in arms.items():
+        forget()
+        try:
+            found[arm] = profile_arm(a, learner_of(a, corpus, changes, name))
+        except Exception as error:  # the other arms are worth the rest of the time
+            found[arm] = dict(error=f"{type(error).__name__}: {error}"[:2000])
+        print(arm, {key: value for key, value in found[arm].items() if key != "kernels"}, flush=True)
+        write(a.folder / f"{stage}.json", found)
+    plot_kernels(found, a.folder / f"{stage}.png")
+    return found
+
+
+def forget():
+    """Give back what the last arm compiled and the memory of its model."""
+    import torch
+
+    torch.compiler.reset()
+    gc.collect()
+
+
+def profile_arm(a: argparse.Namespace, learner) -> dict:
+    """Seconds to the first steps, then the speed of some more, and the time of each kernel."""
+    from cramming_nb.budget import Budget
+    from cramming_nb.engine.clock import Clock
+    from cramming_nb.engine.hardware import datasheet_rate
+    from cramming_nb.training import prepare
+
+    device, spent = learner.device, learner.state.spent
+    learner.budget, learner.clock = Budget.parse("1h"), Clock()
+    learner.clock.start()
+    begun = time.perf_counter()
+    prepare(learner)
+    take(learner, 3)
+    ready, flops, tokens = time.perf_counter() - begun, spent.flops, spent.tokens
+    seconds = take(learner, a.steps)
+    flops, tokens, sheet = spent.flops - flops, spent.tokens - tokens, datasheet_rate(learner.hardware.name)
+    return dict(
+        seconds_to_start=ready, step_ms=1e3 * seconds / a.steps, tokens_per_second=tokens / seconds,
+        flops_per_second=flops / seconds, of_datasheet=flops / seconds / sheet if sheet else None,
+        peak_memory=device.peak_memory(), micro_batch_size=learner.gradients.micro_batch_size,
+        attention=learner.attention, device=learner.hardware.name, kernels=kernels_of(learner),
+    )  # fmt: skip
+
+
+def take(learner, steps: int) -> float:
+    """Take some steps; returns their seconds."""
+    begun = time.perf_counter()
+    for _ in range(steps):
+        learner.step()
+    learner.settle()
+    return time.perf_counter() - begun
+
+
+def kernels_of(learner, steps: int = 3) -> dict[str, float]:
+    """Milliseconds a step of each kernel on a GPU, the longest first; empty on a CPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    if learner.device.kind != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        take(learner, steps)
+    times = defaultdict(float)
+    for event in found.key_averages():
+        times[event.key[:160]] += event.device_time_total / 1e3 / steps
+    return {name: times[name] for name in sorted(times, key=times.get, reverse=True)[:60]}
+
+
+def grouped(kernels: dict[str, float]) -> dict[str, float]:
+    """Milliseconds a step by group of kernels."""
+    groups = defaultdict(float)
+    for name, ms in kernels.items():
+        own = (group for group, parts in GROUPS.items() if any(part in name for part in parts))
+        groups[next(own, "the rest")] += ms
+    return dict(groups)
+
+
+def plot_kernels(found: dict, path: Path):
+    """Draw where the time of a step goes, a bar for each arm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    for arm, values in found.items():
+        left, groups = 0.0, grouped(values.get("kernels", {}))
+        for number, group in enumerate([*GROUPS, "the rest"]):
+            label = group if arm == next(iter(found)) else None
+            axes.barh(arm, groups.get(group, 0.0), left=left, color=f"C{number}", label=label)
+            left += groups.get(group, 0.0)
+    axes.set(xlabel="milliseconds a step", title="Where the time of a training step goes")
+    axes.legend(ncols=3, fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def variants(a: argparse.Namespace) -> dict:
+    """Pretrain each variant for the same seconds of steps, by the speeds that `profile` measured."""
+
+    from cramming_nb.budget import Budget
+    from cramming_nb.training import pretrain
+
+    corpus, found = corpus_from(a), {}
+    profiled = json.loads(result_file(a, "profile").read_text())
+    for variant, (changes, arm) in VARIANTS.items():
+        if "flops_per_second" not in profiled.get(arm, {}):
+            print(f"{variant}: left out, since its arm failed", flush=True)
+            continue
+        forget()
+        few = {"training.validations": 3, "training.checkpoint_fraction": 1.0}
+        learner = learner_of(a, corpus, changes | few)
+        speed = profiled[arm]["flops_per_second"] / learner.schedule.flops_per_token(0.5)
+        budget = Budget.parse(f"{int(a.variant_seconds * speed)}tok")
+        outcome = pretrain(learner, budget, a.work / "variants" / variant.replace(" ", "_"), progress=False)
+        found[variant] = outcome
+        print(variant, f"held-out loss {outcome['heldout_loss']:.3f}", outcome["spent"], flush=True)
+        write(a.folder / "variants.json", found)
+    plot_curves(found, a.folder / "variants.png")
+    return found
+
+
+def plot_curves(outcomes: dict, path: Path):
+    """Draw the held-out loss of some pretrainings."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    for name, outcome in outcomes.items():
+        points = [point for point in outcome["curve"] if point["tokens"]]
+        losses = [point["heldout_loss"] for point in points]
+        axes.plot([point["tokens"] / 1e6 for point in points], losses, marker=".", label=name)
+    axes.set(xlabel="tokens read (millions)", ylabel="held-out loss (nats)", title="Held-out loss")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+# A budget, then GLUE
+
+
+def sprint(a: argparse.Namespace) -> dict:
+    """Pretrain and fine-tune the recipe `sprint`."""
+    return pretrain_and_tune(a, "sprint", {})
+
+
+def best(a: argparse.Namespace) -> dict:
+    """Pretrain and fine-tune the variant that was chosen."""
+    variant = a.variant
+    if not variant:
+        tried = json.loads(result_file(a, "variants").read_text())
+        variant = min(tried, key=lambda name: tried[name]["heldout_loss"])
+    return dict(variant=variant) | pretrain_and_tune(a, "best", VARIANTS[variant][0])
+
+
+def pretrain_and_tune(a: argparse.Namespace, stage: str, changes: dict) -> dict:
+    """Spend the budget with a cold compiler, fine-tune on every task, and leave the run's record."""
+    from cramming_nb.app.run import Run, finish, locked, pretrain_run
+
+    cold = a.work / f"cold-{stage}"
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(cold), "TRITON_CACHE_DIR": str(cold / "triton")}
+    corpus, tasks, folder = corpus_from(a), tasks_from(a), a.work / "runs" / stage
+    run = Run(recipe_of(a, changes), "files:text", a.budget, 0, folder, data_dir=a.work / "data", progress=False)
+    with locked(run, corpus):
+        pretraining = pretrain_run(run, corpus)
+        print(f"{stage}: held-out loss {pretraining['heldout_loss']:.3f}", flush=True)
+        write(a.folder / f"{stage}.pretraining.json", pretraining)
+        plot_curves({stage: pretraining}, a.folder / f"{stage}.png")
+        tuned = Tuning(a, stage, run, tasks).all()
+        record = finish(run, tuned)
+    shutil.copy(folder / "record.json", a.folder / f"{stage}.record.json")
+    return dict(heldout_loss=pretraining["heldout_loss"], key=record.key)
+
+
+class Tuning:
+    """Fine-tunes a model on every task, several at a time; chooses on held-back rows how, first."""
+
+    def __init__(self, a: argparse.Namespace, stage: str, run, tasks: dict):
+        self.a, self.run, self.tasks = a, run, tasks
+        self.path = a.folder / f"{stage}.finetuning.json"
+        kept = a.work / "results" / self.path.name  # of a call that was stopped
+        self.kept, self.done = kept, json.loads(kept.read_text()) if kept.exists() else []
+
+    def all(self) -> list[dict]:
+        """The results on all rows; those on held-back rows are written down."""
+        if not self.tasks:
+            return []
+        small = [name for name, data in self.tasks.items() if len(data.train) < LARGE]
+        ways = {name: READINGS if self.tasks[name].task.pair else READINGS[:1] for name in small}
+        tried = self.do([(name, way, rate, True) for name in small for way in ways[name] for rate in RATES])
+        rate, way = self.chosen(tried, "rate"), self.chosen(tried, "pairs")
+        print(f"chosen on held-back rows: rate {rate:g}, pairs {way}", flush=True)
+        return self.do([(name, way, rate, False) for name in self.tasks])
+
+    def chosen(self, tried: list[dict], by: str) -> object:
+        """The choice with the best mean over tasks of the scores on held-back rows."""
+        scores = defaultdict(list)
+        for result in tried:
+            if by == "rate" or self.tasks[result["task"]].task.pair:
+                scores[result[by]].append(mean(result["scores"].values()))
+        return max(scores, key=lambda choice: mean(scores[choice]), default=READINGS[0])
+
+    def do(self, jobs: list[tuple]) -> list[dict]:
+        """The results of some fine-tunings, the largest tasks first."""
+        before = {job_of(result) for result in self.done}
+        todo = sorted(set(jobs) - before, key=lambda job: -len(self.tasks[job[0]].train))
+        for result in self.results(todo):
+            self.done.append(result)
+            write(self.kept, self.done)
+            write(self.path, self.done)
+            print({key: result[key] for key in ("task", "pairs", "rate", "rows", "scores")}, flush=True)
+        return [result for result in self.done if job_of(result) in jobs]
+
+    def results(self, jobs: list[tuple]):
+        """Each result as it comes, from some processes, or from this one if it should be one."""
+        if self.a.processes == 1:
+            make_ready(self.run, self.tasks)
+            yield from map(tune, jobs)
+            return
+        context, started = multiprocessing.get_context("spawn"), (self.run, self.tasks, self.a.processes)
+        with ProcessPoolExecutor(self.a.processes, context, start_tuner, started) as pool:
+            for future in as_completed([pool.submit(tune, job) for job in jobs]):
+                yield future.result()
+
+
+def job_of(result: dict) -> tuple[str, str, float, bool]:
+    """What `tune` was asked for when it gave a result."""
+    return result["task"], result["pairs"], result["rate"], result["rows"] == "held back"
+
+
+TUNER = {}  # what a process that fine-tunes keeps
+
+
+def start_tuner(run, tasks: dict, processes: int):
+    """Make a new process ready to fine-tune."""
+    import torch
+
+    from cramming_nb.engine.jobs import exit_with_parent
+
+    exit_with_parent()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    make_ready(run, tasks)
+
+
+def make_ready(run, tasks: dict):
+    """Make this process ready to fine-tune."""
+    from cramming_nb.app.run import hardware_of
+    from cramming_nb.glue import encoder_weights
+
+    TUNER.update(run=run, tasks=tasks, hardware=hardware_of(run), weights=encoder_weights(run.folder / "checkpoints"))
+
+
+def tune(job: tuple[str, str, float, bool]) -> dict:
+    """Fine-tune once on a task; pairs are read in a way, with a rate, perhaps on held-back rows."""
+    from tokenizers import Tokenizer
+
+    from cramming_nb.glue import finetune_task, for_task, hold_back
+
+    name, pairs, rate, back = job
+    run, tasks = TUNER["run"], TUNER["tasks"]
+    data = hold_back(tasks[name]) if back else tasks[name]
+    protocol = for_task(replace(run.recipe.protocol, pairs=pairs, lr=rate), name, tasks)
+    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
+    model = run.recipe.architecture, TUNER["weights"], tokenizer
+    found = finetune_task(*model, data, protocol, 0, TUNER["hardware"])
+    how = dict(pairs=pairs, rate=rate, rows="held back" if back else "all")
+    return dict(task=name, init="pretrained", seed=0, data=data.digest) | how | found
+
+
+def extra(a: argparse.Namespace) -> dict:
+    """What the newest model knows without fine-tuning: pairs of sentences, and its vectors as features."""
+    import torch
+    from blimp import paradigms_in, preferred
+
+    from cramming_nb.app.export import load_model
+    from cramming_nb.app.frozen import frozen_scores
+    from cramming_nb.app.run import hardware_of, load_run, tokenizer_of
+
+    folder = max((a.work / "runs").glob("*/record.json"), key=lambda path: path.stat().st_mtime).parent
+    run, found = load_run(folder), dict(run=folder.name)
+    hardware, folders = hardware_of(run), [trip / "blimp" for trip in a.trips if (trip / "blimp").exists()]
+    if folders:
+        model, tokenizer = load_model(folder / "export")
+        with torch.device(hardware.kind):
+            pairs = paradigms_in(folders[0], 200).items()
+            right = {name: mean(preferred(model.to(hardware.kind), tokenizer, of)) for name, of in pairs}
+        found["blimp"] = right
+        print(f"BLiMP {mean(right.values()):.1%}", flush=True)
+        write(a.folder / "extra.json", found)
+    tasks = tasks_from(a)
+    for name, data in sorted(tasks.items(), key=lambda item: len(item[1].train)):
+        frozen = frozen_scores({name: data}, run.recipe.architecture, folder / "checkpoints", tokenizer_of(run),
+                               folder / "frozen", hardware, (), False)  # fmt: skip
+        found.setdefault("frozen", []).extend(frozen)
+        print(name, [(r["init"], r["scores"]) for r in frozen], flush=True)
+        write(a.folder / "extra.json", found)
+    return found
+
+
+def steps(a: argparse.Namespace) -> dict:
+    """Milliseconds of a fine-tuning step, recorded and plain."""
+    from cramming_nb.engine.hardware import Hardware
+    from cramming_nb.glue import FineTuner, for_task
+
+    corpus, found, tasks = corpus_from(a), {}, tasks_from(a, ("cola", "rte"))
+    recipe, hardware = recipe_of(a, SMALL), Hardware.detect()
+    for kind in ("recorded", "plain"):
+        if kind == "plain":
+            type(hardware.device).recorder = lambda device: None
+        for name, data in tasks.items():
+            protocol = for_task(recipe.protocol, name, tasks)
+            tuner = FineTuner(recipe.architecture, None, corpus.tokenizer, data, protocol, 0, hardware)
+            batches = tuner.batches[: 2 * a.steps]
+            for batch in batches[: a.steps]:
+                tuner.step(batch)
+            tuner.model.head[0].weight.sum().item()
+            begun = time.perf_counter()
+            for batch in batches[a.steps :]:
+                tuner.step(batch)
+            total = tuner.model.head[0].weight.float().sum().item()
+            ms = 1e3 * (time.perf_counter() - begun) / max(1, len(batches) - a.steps)
+            found[f"{name}, {kind}"] = dict(ms=ms, sum_of_weights=total)
+            print(name, kind, f"{ms:.1f} ms", total, flush=True)
+            write(a.folder / "steps.json", found)
+    return found
+
+
+def tests(a: argparse.Namespace) -> dict:
+    """The tests marked gpu; their output is kept."""
+    path = a.folder / "tests.txt"
+    call = [sys.executable, "-m", "pytest", "-m", "gpu", "--durations=20", "tests/test_gpu.py"]
+    with open(path, "w") as output:
+        code = subprocess.call(call, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    if code not in (0, 1):  # 1: all were run, and some failed
+        raise SystemExit(f"the tests could not be run; {path} says why")
+    return dict(exit_code=code, last=path.read_text().strip().splitlines()[-1:])
 
 
 def bench(a: argparse.Namespace) -> dict:
     """Our training step and the baselines, in turns."""
-    from cramming_nb.engine.errors import UserError
     from cramming_nb.lab.bench import bench_table, bench_train
 
-    rows, result = a.rows, None
-    while result is None:
-        try:
-            result = bench_train(a.size, a.rounds, rows, progress=False)
-        except UserError as error:
-            if "out of memory" not in str(error) or rows < 2:
-                raise
-            rows //= 2
-            print(f"out of memory; the bench goes on with {rows} sequences at a time", flush=True)
+    result = bench_train("full", 5, 256, progress=False)
     print(bench_table(result), flush=True)
     return result
 
 
-def train_and_tune(a: argparse.Namespace, recipe: str) -> dict:
-    """A recipe's pretraining, fine-tuning and record."""
-    from cramming_nb.app.run import execute, summary
-    from cramming_nb.engine.checkpoint import Interrupted
-
-    try:
-        record = execute(run_of(a, recipe))
-    except Interrupted as stop:
-        sys.exit(128 + stop.signum)
-    print(summary(record), flush=True)
-    return dict(key=record.key)
+STAGES = dict(profile=profile, sprint=sprint, variants=variants, best=best, extra=extra, steps=steps, at_once=at_once,
+              tests=tests, bench=bench)  # fmt: skip
 
 
-def do_part(a: argparse.Namespace):
-    """Do one part in this process, and leave its result in the work folder."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))  # pretraining has a handler of its own
-    kind, _, recipe = a.part.partition(":")
-    parts = dict(text=build_text, bench=bench)
-    result = train_and_tune(a, recipe) if kind == "run" else parts[kind](a)
-    write(part_file(a, a.part), result)
+# The run of stages
 
 
-def part_file(a: argparse.Namespace, part: str) -> Path:
-    """Where a part leaves its result."""
-    return a.work / "results" / f"{part.replace(':', '-').replace('/', '_')}.json"
+def plan() -> int:
+    """Print the stages, with the seconds that they took on an H200, where that is known."""
+    took = json.loads((ROOT / "records" / "gpu" / "quarter.json").read_text())["seconds"]
+    for stage, work in STAGES.items():
+        seconds = f"{took[stage]:4} s" if stage in took else "  not timed yet"
+        print(f"{stage:10} {seconds:16} {work.__doc__.splitlines()[0]}")
+    print("A machine takes a minute or two to start, and each trip some seconds.")
+    return 0
+
+
+def result_file(a: argparse.Namespace, stage: str) -> Path:
+    """Where a stage leaves its result."""
+    return a.work / "results" / f"{stage}.json"
 
 
 def write(path: Path, value: object):
@@ -143,154 +629,45 @@ def write(path: Path, value: object):
     path.with_suffix(".part").replace(path)
 
 
-# The plan
-
-
-class Day:
-    """The parts, one after the other, until the time is over; knows what is done."""
-
-    def __init__(self, a: argparse.Namespace):
-        self.a, self.begun = a, time.monotonic()
-        self.status = {}  # of each part: what came of it in this call
-        self.state = a.work / "results" / "state.json"
-        self.kept = json.loads(self.state.read_text()) if self.state.exists() else dict(seconds={}, kill=None)
-
-    def left(self) -> float:
-        """Seconds until this call should stop."""
-        return 60 * self.a.minutes - (time.monotonic() - self.begun)
-
-    def do(self, part: str, missing: str = ""):
-        """Do a part, unless it is done, cannot be done, or will not fit."""
-        if part_file(self.a, part).exists():
-            self.status[part] = "done before"
-            if json.loads(part_file(self.a, part).read_text()).get("exit_code"):
-                self.status[part] = "failed before; its output says why"
-        elif missing:
-            self.status[part] = f"left out: {missing}"
-        elif self.left() < LEAST[part.partition(":")[0]]:
-            self.status[part] = "not begun: too little time is left; give the same command again"
+def run(a: argparse.Namespace) -> int:
+    """Do the stages in turn, each in a process of its own, until the time is over."""
+    begun, status = time.monotonic(), {}
+    a.folder.mkdir(parents=True, exist_ok=True)
+    for stage in a.stages:
+        left = 60 * a.minutes - (time.monotonic() - begun)
+        if result_file(a, stage).exists():
+            status[stage] = "done before"
+        elif left < 20:
+            status[stage] = "not begun: the time is over; give the same command again"
         else:
-            self.status[part] = "under way"
-            self.collect()
-            self.status[part] = self.begin(part)
-        self.collect()
-
-    def begin(self, part: str) -> str:
-        """Do a part in a process of its own; says what came of it."""
-        begun = time.monotonic()
-        code = self.test() if part == "tests" else self.start(part)
-        seconds = self.kept["seconds"]
-        seconds[part] = seconds.get(part, 0.0) + time.monotonic() - begun
-        write(self.state, self.kept)
-        if code == STOPPED:
-            return "stopped and saved; the same command goes on from there"
-        return "done" if code == 0 else f"failed with exit code {code}; its output says why"
-
-    def start(self, part: str) -> int:
-        """Run this file for one part; where it is the first pretraining, stop it on its way and go on."""
-        call = [sys.executable, __file__, *sys.argv[1:], "--part", part]
-        if part == f"run:{self.a.recipes[0]}" and not self.kept["kill"] and "kill" not in self.a.skip:
-            code = self.kill_on_its_way(call, self.a.work / Path(self.a.recipes[0]).stem / "log.jsonl")
-            if code != STOPPED or self.left() < GRACE:
-                return code
-        return self.wait(subprocess.Popen(call, cwd=ROOT))
-
-    def wait(self, process: subprocess.Popen) -> int:
-        """The exit code of a process, which is stopped when the time is over."""
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(max(0.0, self.left()))
-            return stop(process)
-        finally:
-            if process.poll() is None:  # this process is being ended itself
-                stop(process)
-
-    def kill_on_its_way(self, call: list[str], log: Path) -> int:
-        """Stop a run by SIGTERM once a fifth of its budget is spent; returns its exit code, and keeps what was seen."""
-        process = subprocess.Popen(call, cwd=ROOT)
-        while process.poll() is None and spent(log) < 0.2 and self.left() > 0:
-            time.sleep(0.1)
-        if process.poll() is not None:
-            return process.returncode
-        begun = time.monotonic()
-        code = stop(process)
-        steps = [line["steps"] for line in lines(log) if "steps" in line]
-        self.kept["kill"] = dict(
-            fraction=spent(log), steps=max(steps, default=0), exit_code=code, seconds=time.monotonic() - begun
-        )
-        write(self.state, self.kept)
-        return code
-
-    def test(self) -> int:
-        """The tests marked gpu; their output is kept."""
-        path = self.a.work / "results" / "tests.txt"
-        call = [sys.executable, "-m", "pytest", "-m", "gpu", "--durations=20", "tests/test_gpu.py"]
-        with open(path, "w") as output:
-            process = subprocess.Popen(call, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-            code = self.wait(process)
-        if code in (0, 1):  # all were run; 1 is pytest's code for tests that failed
-            write(part_file(self.a, "tests"), dict(exit_code=code, last=path.read_text().strip().splitlines()[-1:]))
-        return code
-
-    # What comes back
-
-    def collect(self):
-        """Write to OUT all that is known."""
-        out = self.a.out
-        out.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            shutil.copy(self.a.work / "results" / "tests.txt", out)
-        parts = {}
-        for path in (self.a.work / "results").glob("*.json"):
-            if path != self.state:
-                parts[path.stem] = json.loads(path.read_text())
-        for recipe in self.a.recipes:
-            folder, name = self.a.work / Path(recipe).stem, Path(recipe).stem
-            for file in ("record.json", "log.jsonl"):
-                with contextlib.suppress(OSError):
-                    shutil.copy(folder / file, out / f"{name}.{file}")
-            parts[f"run-{name}"] = self.run_so_far(folder)
-        result = dict(status=self.status, machine=machine(), parts=parts) | self.kept
-        write(out / "results.json", result)
-        (out / "summary.md").write_text(summary_of(result))
-
-    def run_so_far(self, folder: Path) -> dict:
-        """What is known of a run: its pretraining, or its last log line, and the scores that are there."""
-        found = {}
-        with contextlib.suppress(OSError, ValueError):
-            found["pretraining"] = json.loads((folder / "pretraining.json").read_text())
-        if log := lines(folder / "log.jsonl"):
-            found["last"] = next((line for line in reversed(log) if "steps" in line), log[-1])
-        for path in sorted((folder / "glue").glob("*.json")):
-            with contextlib.suppress(ValueError, KeyError):
-                result = json.loads(path.read_text())
-                entry = {name: result[name] for name in ("task", "init", "seed", "scores", "seconds")}
-                found.setdefault("scores", []).append(entry)
-        return found
+            status[stage] = do(a, stage, left)
+        if result_file(a, stage).exists():
+            shutil.copy(result_file(a, stage), a.folder)
+        print(f"{stage}: {status[stage]}", flush=True)
+        write(a.folder / "status.json", dict(status=status, machine=machine()))
+    return 0 if all(text.startswith("done") for text in status.values()) else 1
 
 
-def stop(process: subprocess.Popen) -> int:
-    """Ask a process to save its work and end; one that does not in time is killed."""
-    process.send_signal(signal.SIGTERM)
+def do(a: argparse.Namespace, stage: str, left: float) -> str:
+    """Do a stage in a process of its own for as long as there is time; says what came of it."""
+    begun = time.monotonic()
+    process = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--stage", stage], cwd=ROOT)
+    code = wait(process, left)
+    return f"{'done' if code == 0 else f'ended with {code}'} in {time.monotonic() - begun:.0f} s"
+
+
+def wait(process: subprocess.Popen, seconds: float) -> int:
+    """The exit code of a process; when the time is over, it is asked to stop and given half a minute."""
     try:
-        return process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def lines(log: Path) -> list[dict]:
-    """The whole lines of a log."""
-    found = []
-    for line in log.read_bytes().splitlines() if log.exists() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
-
-
-def spent(log: Path) -> float:
-    """The fraction of its budget that a run has spent, by its log, after its first steps."""
-    return max((line["fraction"] for line in lines(log) if line.get("steps")), default=0.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return process.wait()
 
 
 def machine() -> dict:
@@ -302,53 +679,6 @@ def machine() -> dict:
     return dict(python=sys.version.split()[0], cores=os.cpu_count(), versions=versions)
 
 
-def summary_of(result: dict) -> str:
-    """The results for a reader, in Markdown."""
-    text = ["# On a GPU", "", "| part | state | seconds so far |", "|---|---|--:|"]
-    for part, state in result["status"].items():
-        text.append(f"| {part} | {state} | {result['seconds'].get(part, 0):,.0f} |")
-    parts = result["parts"]
-    if kill := result["kill"]:
-        text += ["", f"Stopped by SIGTERM at {kill['fraction']:.0%} of the budget, after {kill['steps']:,} steps; it took "
-                 f"{kill['seconds']:.1f} s to save, exit code {kill['exit_code']}."]  # fmt: skip
-    if "tests" in parts:
-        text += ["", f"Tests: {' '.join(parts['tests']['last'])}"]
-    if "bench" in parts:
-        from cramming_nb.lab.bench import bench_table
-
-        text += ["", "```", bench_table(parts["bench"]), "```"]
-    for name, run in parts.items():
-        if name.startswith("run-") and run:
-            text += ["", f"## {name.removeprefix('run-')}", "", *about_run(run)]
-    return "\n".join(text) + "\n"
-
-
-def about_run(run: dict) -> list[str]:
-    """A run so far, in lines of Markdown."""
-    text = []
-    if p := run.get("pretraining"):
-        text.append(
-            f"Held-out loss {p['heldout_loss']:.3f} nats after {p['spent']['tokens']:,} tokens and {p['spent']['steps']:,} "
-            f"steps at {p['tokens_per_second']:,.0f} tokens/s; {'compiled' if p['compiled'] else 'not compiled'}, "
-            f"{p['micro_batch_size']} sequences at a time, {p['peak_memory'] / 1e9:.1f} GB; MFU {p['mfu'] or float('nan'):.0%}; "
-            f"lost {p['shares'].get('lost', 0):.1f} s."
-        )
-    elif last := run.get("last"):
-        text.append(
-            f"{last.get('fraction', 0):.0%} of the budget: {last['tokens']:,} tokens, training loss {last.get('loss')}."
-        )
-    if scores := run.get("scores"):
-        text += ["", "| task | from random weights | pretrained | seconds |", "|---|--:|--:|--:|"]
-        for task in dict.fromkeys(entry["task"] for entry in scores):
-            cells = {}
-            for init in ("random", "pretrained"):
-                found = [e for e in scores if (e["task"], e["init"]) == (task, init)]
-                cells[init] = ", ".join(f"{100 * s:.1f}" for e in found for s in e["scores"].values()) or "–"
-            seconds = sum(e["seconds"] for e in scores if e["task"] == task)
-            text.append(f"| {task} | {cells['random']} | {cells['pretrained']} | {seconds:,.0f} |")
-    return text
-
-
 def finds_gpu() -> bool:
     """Whether PyTorch finds a GPU; asked in a process of its own, which gives all memory back."""
     call = "import sys, torch; sys.exit(not torch.cuda.is_available())"
@@ -356,27 +686,22 @@ def finds_gpu() -> bool:
 
 
 def main() -> int:
-    """Do as much of the day as fits."""
+    """Plan, pack, or run."""
     a = arguments()
-    if a.part:
-        do_part(a)
+    if a.stage:
+        write(result_file(a, a.stage), STAGES[a.stage](a))
         return 0
+    if a.action == "plan":
+        return plan()
     if missing := [name for name in NEEDED if not find_spec(name)]:
         print(f"missing packages: {', '.join(missing)}", file=sys.stderr)
         return 2
+    if a.action == "pack":
+        return pack(a)
     if not a.without_gpu and not finds_gpu():
         print("PyTorch finds no GPU: is its build the one for this GPU, and its driver loaded?", file=sys.stderr)
         return 2
-    day = Day(a)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))  # what is running is ended by `wait`
-    day.do("text")
-    day.do("tests", "asked for" if "tests" in a.skip else "" if find_spec("pytest") else "pytest is missing")
-    day.do("bench", "asked for" if "bench" in a.skip else "")
-    for recipe in a.recipes:
-        day.do(f"run:{recipe}")
-    print((a.out / "summary.md").read_text())
-    failed = [part for part, state in day.status.items() if state.startswith("failed")]
-    return 1 if failed else 0
+    return run(a)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ EXTRAS = {  # what asks for the extra, the file that shows that it was there, an
     "hf": (["python", "-c", LOADS], None, False),
     "optim": (["cram", "pretrain", *SMALL, "--name", "optim", "--set", "optimizer.name=lion"], "runs/optim/log.jsonl", True),
     "dedup": (["cram", "data", "build", "pocket", *TEXT, "--set", "corpus.dedup=200"], None, True),
+    "onnx": (["cram", "export", "core", "--onnx", "--to", "with-onnx"], "with-onnx/model.onnx", True),
     "track": (["cram", "pretrain", *SMALL, "--name", "track", "--tensorboard"], "runs/track/tensorboard", True),
     "book": (["python", "-c", "import fastcore, pydivsufsort, pytorch_optimizer, transformers"], None, False),
     "ray": (["cram", "data", "build", "pocket", *TEXT, "--engine", "ray", "--data-dir", "by-ray"], "by-ray", True),

@@ -140,15 +140,18 @@ class PretrainCommand:
         planning.check_changes(changes)
         pocket = changed_recipe("pocket", self.set)
         folder = self.run_with(replace(pocket, name="auto")).folder
-        if not (folder / "run.json").exists():
-            plan = planning.plan_for(self.budget, self.source, self.data_dir, changes=changes)
-        elif (folder / "plan.json").exists():
-            plan = planning.Plan.read(folder / "plan.json")
+        if (folder / "run.json").exists():
+            plan = chapters.run.read_run(folder)["plan"]
         else:
+            found = planning.plan_for(self.budget, self.source, self.data_dir, changes=changes)
+            plan = dict(
+                line=found.line(), notes=found.notes, predicted=found.recommended.loss,
+                error=found.recommended.error, recipe=chapters.run.as_json(found.recipe()))
+        if not plan:
             raise UserError(f"{folder} holds a run without a plan; choose another --name")
-        print(plan.line(), *plan.notes, sep="\n- ")
-        recipe = chapters.recipes.change(plan.recipe(), changes)
-        return replace(self.run_with(recipe), folder=folder, plan=plan.to_json())
+        print(plan["line"], *plan["notes"], sep="\n- ")
+        recipe = chapters.recipes.change(chapters.run.recipe_of(plan["recipe"]), changes)
+        return replace(self.run_with(recipe), folder=folder, plan=plan)
 
     def run_with(self, recipe: "Recipe") -> "Run":
         "The run of a recipe, with the other options."
@@ -167,7 +170,7 @@ class PretrainCommand:
         run = self.run()
         chapters.run.has_started(run)  # refuses a folder that holds another run
         run.group.join(chapters.run.hardware_of(run).device)
-        corpus = chapters.run.corpus_of(run)
+        corpus = None if chapters.run.is_pretrained(run) else chapters.run.corpus_of(run)
         with chapters.run.locked(run, corpus):
             outcome = chapters.run.pretrain_run(run, corpus)
         run.group.close()
@@ -200,8 +203,8 @@ class RunCommand(PretrainCommand):
 
 # %% ../../nbs/app/cli.ipynb #8ab0c026
 PlanBudget = Positional[Annotated[str, arg(metavar="[BUDGET]", help=(
-    "What pretraining may spend, as for `cram run`: a time of a minute or more, which is planned "
-    "by the speed of this machine; or a number of tokens, FLOPs or steps."))]]
+    "What pretraining may spend, as for `cram run`: a time of a minute or more (on a GPU of five), "
+    "which is planned by the speed of this machine; or a number of tokens, FLOPs or steps."))]]
 
 # %% ../../nbs/app/cli.ipynb #cb35edbd
 @dataclass
@@ -258,7 +261,7 @@ class DataCommand:
     def clean(self):
         "Print what the cache holds; with the action clean, delete it after a question."
         root = Path(self.data_dir or chapters.sources.cache_dir()).expanduser()
-        entries = chapters.corpus.cache_entries(root)
+        entries = chapters.build.cache_entries(root)
         for entry in entries:
             print(f"{entry['bytes'] / 1e6:10,.1f} MB  {entry['path'].name:36}{entry['source']}")
         total = sum(entry["bytes"] for entry in entries)
@@ -268,12 +271,14 @@ class DataCommand:
         if not self.yes and not (sys.stdin and sys.stdin.isatty()):
             raise UserError("nothing is deleted; add --yes to delete all of it")
         if self.yes or input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes"):
-            for entry in entries:
-                chapters.files.remove(entry["path"])
-            print("deleted")
+            busy = chapters.build.free_cache(entries)
+            for path in busy:
+                print(f"{path.name} stays: another process is at work on it")
+            if len(busy) < len(entries):
+                print("deleted")
 
     def inspect(self, corpus: "Corpus"):
-        "Print statistics and the first sequences of a corpus, and write its picture."
+        "Print statistics and the first sequences of a corpus."
         print()
         for name, value in chapters.corpus.statistics(corpus).items():
             number = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
@@ -281,22 +286,18 @@ class DataCommand:
         print()
         for sequence in corpus.rows[:5]:
             print(corpus.tokenizer.decode(sequence.tolist(), skip_special_tokens=False))
-        picture = corpus.folder / "inspect.png"
-        chapters.corpus.draw(corpus).savefig(picture, dpi=120)
-        print(f"\nthe picture is {picture}")
 
 # %% ../../nbs/app/cli.ipynb #21c91ba5
 @dataclass
 class OnRun:
     "What the commands on an existing run share."
     run: RunFolder
-    data_dir: DataDir = None
 
     def exported(self) -> Path | None:
         "The folder of an exported model that is named instead of a run, or None."
         for path in (self.run, Path("runs") / self.run):
             for folder in (path, path / "export"):
-                if (folder / "config.json").is_file() and not (path / "recipe.yaml").is_file():
+                if (folder / "config.json").is_file() and not (path / "run.json").is_file():
                     return folder
         return None
 
@@ -304,9 +305,9 @@ class OnRun:
     def folder(self) -> Path:
         "The run's folder, under runs/ or as a path."
         for path in (Path("runs") / self.run, self.run):
-            if (path / "recipe.yaml").is_file():
+            if (path / "run.json").is_file():
                 return path
-        known = sorted(path.parent.name for path in Path("runs").glob("*/recipe.yaml"))
+        known = sorted(path.parent.name for path in Path("runs").glob("*/run.json"))
         advice = f"there are {', '.join(known)}" if known else "start one with `cram run`"
         raise UserError(f"no run {str(self.run)!r}; {advice}")
 
@@ -349,16 +350,14 @@ class GlueCommand(OnRun):
             raise UserError("--submission needs a protocol that fine-tunes, such as rules")
         if self.finetune_seeds < 1:
             raise UserError(f"--finetune-seeds {self.finetune_seeds}: give 1 or more")
-        run = chapters.run.load_run(self.folder, self.data_dir, probes=self.probes,
-                                    finetune_seeds=self.finetune_seeds)
+        run = chapters.run.load_run(
+            self.folder, probes=self.probes, finetune_seeds=self.finetune_seeds)
         chapters.run.check_pretrained(run)
-        glue = self.chosen_tasks()
-        corpus = chapters.run.corpus_trained_on(run, glue)
-        with chapters.run.locked(run, corpus):
-            tasks = chapters.run.tasks_of(run, corpus, glue)
-            results = chapters.run.glue_run(run, corpus, tasks, self.protocol, self.baseline)
-            print("\n\n".join(chapters.run.scores_of(results)))
-            if self.submission:
+        tasks = chapters.run.tasks_of(run, self.chosen_tasks())
+        results = chapters.run.glue_run(run, tasks, self.protocol, self.baseline)
+        print("\n\n".join(chapters.run.scores_of(results)))
+        if self.submission:
+            with chapters.files.lock(run.folder):
                 self.write_submission(results, run.folder / "glue" / "submission.zip")
 
     def chosen_tasks(self) -> dict[str, "TaskData"]:
@@ -405,13 +404,14 @@ class ReportCommand:
         if self.to and self.to.suffix not in (".html", ".md"):
             raise UserError(f"--to {self.to}: name a file that ends in .html or .md")
         records = self.records()
-        if self.markdown:
-            print(chapters.records.report(*records.values(), markdown=True), end="")
-            return
         first = next(iter(records))
         folder = Path() if len(records) > 1 or first.is_file() else OnRun(first).folder
+        name = folder.name or "RUN"  # what commands call the run
+        if self.markdown:
+            print(chapters.records.report(*records.values(), markdown=True, run=name), end="")
+            return
         paths = [self.to] if self.to else [folder / "report.html", folder / "report.md"]
-        chapters.run.write_reports(list(records.values()), *paths)
+        chapters.run.write_reports(list(records.values()), *paths, run=name)
         for record in records.values():
             print(chapters.run.summary(record), end="\n\n")
         print(f"report: {', '.join(map(str, paths))}")
@@ -446,6 +446,7 @@ class ExportCommand(OnRun):
     """Write a finished run's model, tokenizer and model card to a folder that others can load, and
     share it. The folder of a model that is exported already may be named instead of a run."""
     to: ExportFolder = None
+    onnx: bool = False     # Also write model.onnx, for runtimes without PyTorch.
     push_to: HubName = ""
     private: bool = False  # A model that is made on the hub is for its owner's eyes only.
     dry_run: bool = False  # Show what --push-to would send, and send nothing.
@@ -456,10 +457,15 @@ class ExportCommand(OnRun):
                             "--push-to USER/NAME")
         if self.push_to:
             chapters.export.check_hub_name(self.push_to)
+        if self.onnx:
+            chapters.export.check_onnx_packages()
         folder = self.exported()
-        if folder and (self.to or not self.push_to):
-            raise UserError(f"{folder} is exported already; send it with --push-to USER/NAME")
+        if folder and (self.to or not (self.push_to or self.onnx)):
+            raise UserError(f"{folder} is exported already; send it with --push-to USER/NAME, or "
+                            "add --onnx")
         path = folder or self.export()
+        if self.onnx:
+            print(chapters.export.write_onnx(path))
         if self.dry_run:
             print(chapters.export.dry_run(path, self.push_to))
         elif self.push_to:
@@ -467,7 +473,7 @@ class ExportCommand(OnRun):
 
     def export(self) -> Path:
         "Export the run, and print and return the folder."
-        run, record = chapters.run.load_run(self.folder, self.data_dir), self.record()
+        run, record = chapters.run.load_run(self.folder), self.record()
         path = chapters.export.export_model(
             run.folder / "checkpoints", chapters.run.tokenizer_of(run), run.recipe.architecture,
             record, self.to or run.folder / "export")
@@ -480,13 +486,29 @@ Texts = Positional[Annotated[tuple[str, ...], arg(
     "Texts with one or more [MASK], such as \"The [MASK] is late.\"; for a classifier, texts "
     "without. A classifier of pairs takes them two by two."))]]
 
+# %% ../../nbs/app/cli.ipynb #optrun01
+OptionalRun = Positional[Annotated[str, arg(
+    metavar="[RUN]", help_behavior_hint="(required, but for --demo)", help=(
+    "Name of a run, which is its folder under runs/, or the path of its folder."))]]
+
 # %% ../../nbs/app/cli.ipynb #ae34a531
 @dataclass
 class PredictCommand(OnRun):
     """Fill in the blanks of texts, written [MASK], with a run's model or an exported one; or
     classify texts with a fine-tuned model, such as RUN/letters after `cram finetune`."""
+    run: OptionalRun = ""
     texts: Texts = ()
-    top: int = 5  # Predictions to print for each [MASK], and labels for each text.
+    top: int = 5        # Predictions to print for each [MASK], and labels for each text.
+    demo: bool = False  # Use the small model that comes with the package, and no run.
+
+    def choose_model(self):
+        "Put the folder of a run or of the package's model into `run`; leave `texts` to the texts."
+        if self.demo:
+            self.texts = (self.run, *self.texts) if self.run else self.texts
+            self.run = chapters.export.DEMO
+        elif not self.run:
+            raise UserError("no RUN is named, nor --demo; see cram predict --help")
+        self.run = Path(self.run)
 
     def model(self) -> tuple["MaskedLM", "Tokenizer"]:
         "The model and its tokenizer: as exported, or else from the last checkpoint."
@@ -494,7 +516,7 @@ class PredictCommand(OnRun):
             return chapters.export.load_model(folder)
         if (self.folder / "export").exists():
             return chapters.export.load_model(self.folder / "export")
-        run = chapters.run.load_run(self.folder, self.data_dir)
+        run = chapters.run.load_run(self.folder)
         model = chapters.export.load_checkpointed(
             run.folder / "checkpoints", run.recipe.architecture)
         return model, chapters.run.tokenizer_of(run)
@@ -516,6 +538,7 @@ class PredictCommand(OnRun):
         return texts
 
     def main(self):
+        self.choose_model()
         texts = self.given_texts()
         folder = self.exported()
         if folder and chapters.export.is_classifier(folder):
@@ -587,7 +610,7 @@ class FinetuneCommand(OnRun):
     def main(self):
         if self.epochs < 0 or self.seed < 0:
             raise UserError("--epochs and --seed: give whole numbers, 0 or more")
-        run = chapters.run.load_run(self.folder, self.data_dir)
+        run = chapters.run.load_run(self.folder)
         chapters.run.check_pretrained(run)
         chapters.run.check_place(run.folder / (self.name or self.table.stem))
         tokenizer = chapters.run.tokenizer_of(run)
@@ -674,7 +697,8 @@ class Measure:
 
 @dataclass
 class BenchTrainCommand(Measure):
-    """Measure training steps: ours, the paper's code and `transformers`, all of them compiled.
+    """Measure training steps, compiled: ours on the paper's model and on that of crammed-nb and
+    sprint, and those of the paper's code and of two models of `transformers`.
     Prints tokens a second, our share of the measured matrix rate (MFU), and memory."""
     size: Literal["small", "full"] = "small"  # 4 layers of width 256, or the paper's 16 of 768.
     rounds: int = 5  # How often each implementation takes its turn.
@@ -687,7 +711,7 @@ class BenchTrainCommand(Measure):
 @dataclass
 class BenchDataCommand(Measure):
     """Measure how a text becomes training sequences, with our code and with the paper's.
-    Prints megabytes a second, memory, how memory grows with the text, and where our time goes."""
+    Prints megabytes a second, memory, and how our memory grows with the text."""
     source: SourceOption = "machine"
     megabytes: float = 50    # Size of the text.
     vocab_size: int = 8192   # Tokens in the vocabulary.

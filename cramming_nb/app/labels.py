@@ -22,7 +22,7 @@ from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, hold_back, pearson,
     row_lengths, score_predictions)
 from .records import Table, plain
-from .run import Run, check_pretrained, hardware_of, tokenizer_of
+from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
 from .scores import LINE_NAMES, compare, show
 
 # %% ../../nbs/app/labels.ipynb #b42546b3
@@ -395,8 +395,8 @@ def classes_without(labels: LabelTable, rows: list[tuple]) -> list[str]:
 def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> str:
     "Sixteen hexadecimal digits of what a fine-tuning depends on."
     newest = max((path.name for path in (run.folder / "checkpoints").glob("step-*")), default="")
-    pretrained = (run.folder / "pretraining.json").read_text(encoding="utf-8")
-    causes = (data.digest, data.task.labels, protocol, seed, newest, pretrained)
+    pretraining = json.dumps(read_run(run.folder)["pretraining"])
+    causes = (data.digest, data.task.labels, protocol, seed, newest, pretraining)
     return hashlib.sha256(repr(causes).encode()).hexdigest()[:16]
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own

@@ -9,23 +9,25 @@ __all__ = ['KINDS', 'SOURCES', 'docstrings', 'dependencies', 'package_files', 's
            'source_tokenizer']
 
 # %% ../../nbs/engine/sources.ipynb #4903fbc1
-import ast, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform, re, stat, sys
-import sysconfig, tempfile, time, warnings
+import ast, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform, re, stat
+import sysconfig, tempfile, warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from pydoc_data.topics import topics
+from urllib.parse import quote, unquote
 import numpy as np
 import yaml
 from tqdm import tqdm
 from .errors import UserError
 from .files import atomic_write, write_text
 from .jobs import Local, Unfinished
-from .tables import (
-    FORMATS, TOKENS, file_suffix, format_of, is_plain_text, open_text, read_rows, text_of)
+from cramming_nb.engine.tables import (
+    FORMATS, TOKENS, file_suffix, format_of, is_plain_text, open_binary, open_text, read_rows,
+    text_of)
 
 # %% ../../nbs/engine/sources.ipynb #b310508a
 def docstrings(path: str) -> list[str]:
@@ -129,21 +131,17 @@ def docstrings_file(package: str, version: str) -> Path:
 
 def read_packages(packages: dict[str, str], progress: bool = True):
     "Read the docstrings of those packages, {package: version}, that the cache does not have."
-    missing = [name for name in packages if not docstrings_file(name, packages[name]).exists()]
-    if not missing:
-        return
-    files = []
-    for package in missing:
-        found = stdlib_files() if package == "python" else package_files(package)
-        files += [(package, file) for file in found]
-    lines = {package: [] for package in missing}
-    for (package, file), found in zip(files, read_docstrings([f for _, f in files], progress)):
-        if found:
-            lines[package].append(json.dumps([Path(file).stem, found]) + "\n")
-    for package in missing:
-        path = docstrings_file(package, packages[package])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(lines[package]))
+    files = {}
+    for package, version in packages.items():
+        if not docstrings_file(package, version).exists():
+            files[package] = stdlib_files() if package == "python" else package_files(package)
+    found = iter(read_docstrings(list(itertools.chain(*files.values())), progress))
+    for package, paths in files.items():
+        lines = [json.dumps([Path(path).stem, texts]) + "\n" for path, texts in zip(paths, found)
+                 if texts]
+        cached = docstrings_file(package, packages[package])
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_text(cached, "".join(lines))
 
 def machine_modules(packages: dict[str, str]) -> Iterator[dict]:
     "Python's help topics, then the modules of `packages` that have docstrings not seen before."
@@ -235,17 +233,11 @@ def source_files(pattern: str) -> tuple[str, ...]:
     return tuple(sorted(files))
 
 # %% ../../nbs/engine/sources.ipynb #76ad0fd8
-def given_id(row: dict, otherwise: object) -> str:
-    "A row's own id, which may be 0; or another, if it has none or an empty one."
-    own = row.get("id")
-    return str(otherwise if own is None or own == "" else own)
-
-def file_document(row: dict, path: str, place: str, number: int, column: str) -> dict:
-    "The document in row `number` of a file; the file's name replaces a missing id or source."
-    name = Path(path).name
-    return dict(text=text_of(row, column, f"{path}, {place}"),
-                id=given_id(row, f"{name}-{number}"),
-                source=str(row.get("source") or name.split(".")[0]))
+def document_of(row: dict, column: str, where: str, number: object, source: str) -> dict:
+    "The document in a row; `number` and `source` replace an id or a source that it has not."
+    own = row.get("id")  # may be 0
+    return dict(text=text_of(row, column, where), id=str(number if own in (None, "") else own),
+                source=str(row.get("source") or source))
 
 # %% ../../nbs/engine/sources.ipynb #3274d9db
 LONG_FILE = 10_000                # bytes on disk; a longer text file may be cut
@@ -298,38 +290,49 @@ def file_documents(paths: list[str], column: str = "text",
     "The documents of local files; a file that cannot be read to its end is an error."
     for path in paths:
         read = read_long_text if cut and is_long(path) else read_rows
-        try:
-            for number, (place, row) in enumerate(read(path, column)):
-                yield file_document(row, path, place, number, column)
-        except (OSError, EOFError, ValueError) as error:
-            problem = f"cannot be read to its end ({first_line(error)})"
-            raise UserError(f"{path}: {problem}; copy or unpack it again") from None
+        name = Path(path).name
+        for number, (place, row) in enumerate(read(path, column)):
+            yield document_of(row, column, f"{path}, {place}", f"{name}-{number}",
+                              name.split(".")[0])
 
 # %% ../../nbs/engine/sources.ipynb #a9243636
-def remote_error(path: str, error: Exception, advice: str) -> UserError:
+ENDS = 1 << 14  # bytes at the beginning and at the end of a file that tell it from others
+
+def file_state(path: str, name: str) -> dict:
+    "The state of a file: a name, its size and time, and a hash of how it begins and ends."
+    about = os.stat(path)
+    try:
+        with open(path, "rb") as file:
+            ends = file.read(ENDS)
+            file.seek(max(0, about.st_size - ENDS))
+            ends += file.read(ENDS)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; check the name, or copy it again") from None
+    return dict(name=name, bytes=about.st_size, modified=about.st_mtime_ns,
+                ends=hashlib.sha256(ends).hexdigest()[:16])
+
+@contextmanager
+def hub_errors(path: str, advice: str) -> Iterator[None]:
     "One line for an error of the hub."
-    return UserError(f"hub:{path}: {first_line(error)}; {advice}")
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"hub:{path}: {first_line(error)}; {advice}") from None
 
 @lru_cache
 def remote_revision(name: str, revision: str) -> str:
     "The commit that a revision of a dataset on the hub stands for; '' is the newest."
     from huggingface_hub import HfApi
-    try:
+    with hub_errors(name, "check the name and the network, or use files:"):
         return HfApi().dataset_info(name, revision=revision or None).sha
-    except Exception as error:
-        advice = "check the name and the network, or use files:"
-        raise remote_error(name, error, advice) from None
 
 def hub_revision(name: str, revision: str) -> str:
     "The commit of a dataset on the hub, or a hash of the files of a local folder of that name."
     if not os.path.isdir(name):
         return remote_revision(name, revision)
-    files = []
-    for path in sorted(Path(name).rglob("*")):
-        if path.is_file():
-            files.append((str(path.relative_to(name)), path.stat().st_size,
-                          path.stat().st_mtime_ns))
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:40]
+    paths = sorted(path for path in Path(name).rglob("*") if path.is_file())
+    states = [file_state(str(path), str(path.relative_to(name))) for path in paths]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:40]
 
 # %% ../../nbs/engine/sources.ipynb #cec2c4c2
 def hub_builder(source: "Source") -> "datasets.DatasetBuilder":
@@ -337,18 +340,21 @@ def hub_builder(source: "Source") -> "datasets.DatasetBuilder":
     import datasets
     revision = hub_revision(source.path, source.revision)
     commit = None if os.path.isdir(source.path) else revision  # a folder has no commits
-    try:
+    if any(Path(source.path, name).exists() for name in ("state.json", "dataset_dict.json")):
+        raise UserError(f"{source}: this folder was written by save_to_disk, and has not the "
+                        "layout of a dataset; write it with to_parquet, and name it with files:")
+    with hub_errors(source.path, "check the configuration"):
         return datasets.load_dataset_builder(source.path, source.config or None, revision=commit)
-    except Exception as error:
-        raise remote_error(source.path, error, "check the configuration") from None
 
 def hub_parts(source: "Source", progress: bool = True) -> list[Callable]:
     "The files of a dataset on the hub, as functions that stream their documents."
-    builder = hub_builder(source)
-    try:
-        rows = builder.as_streaming_dataset(source.split or "train")
-    except Exception as error:
-        raise remote_error(source.path, error, "check the split") from None
+    builder, split = hub_builder(source), source.split or "train"
+    with hub_errors(source.path, "check the split and the network"):
+        if "[" in split:  # a slice needs the number of rows: all of them are downloaded first
+            builder.download_and_prepare()
+            rows = builder.as_dataset(split).to_iterable_dataset()
+        else:
+            rows = builder.as_streaming_dataset(split)
     count = rows.num_shards
     return [partial(hub_documents, rows.shard(count, number), source, number if count > 1 else None)
             for number in range(count)]
@@ -357,37 +363,23 @@ def hub_bytes(source: "Source") -> int:
     "The size of the files of a dataset on the hub; 0 if it does not say."
     import fsspec
     files = (hub_builder(source).config.data_files or {}).get(source.split or "train", [])
-    if not files:
-        return 0
-    system, _ = fsspec.core.url_to_fs(str(files[0]))
-    return sum(system.info(str(path))["size"] for path in files)
-
-# %% ../../nbs/engine/sources.ipynb #b7a693c3
-ATTEMPTS = 5  # at a stream that breaks off
-
-def retried(rows: "datasets.IterableDataset", source: "Source") -> Iterator[dict]:
-    "The rows of a stream, which is opened again where it broke off."
-    done, failures = 0, 0
-    while True:
-        try:
-            for row in rows.skip(done) if done else rows:
-                done, failures = done + 1, 0
-                yield row
-            return
-        except Exception as error:
-            failures += 1
-            if failures == ATTEMPTS or not isinstance(error, OSError):
-                problem = f"{source}: row {done + 1}: {first_line(error)}"
-                raise Unfinished(f"{problem}; what was read stays, so run it again") from None
-            time.sleep(2**failures)
+    with hub_errors(source.path, "check the network"):
+        systems = [fsspec.core.url_to_fs(str(path)) for path in files]
+        return sum(system.info(path)["size"] for system, path in systems)
 
 def hub_documents(rows: "datasets.IterableDataset", source: "Source",
                   part: int | None = None) -> Iterator[dict]:
     "The documents of a dataset, or of one of its files, whose number is `part`."
-    for number, row in enumerate(retried(rows, source)):
-        text = text_of(row, source.column, f"{source}, row {number + 1}")
-        name = number if part is None else f"{part}-{number}"
-        yield dict(text=text, id=given_id(row, name), source=str(row.get("source") or source.path))
+    number = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            name = number - 1 if part is None else f"{part}-{number - 1}"
+            yield document_of(row, source.column, f"{source}, row {number}", name, source.path)
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"{source}: row {number + 1}: {first_line(error)}"
+        raise Unfinished(f"{problem}; what was read stays, so run it again") from None
 
 # %% ../../nbs/engine/sources.ipynb #6c0390d7
 KINDS = ("files", "hub", "machine")
@@ -417,9 +409,8 @@ class Source:
 
     def __str__(self) -> str:
         share = "" if self.share == 1 else f"{np.format_float_positional(self.share, trim='-')}*"
-        marks = dict(revision="@", config="/", split=":")
-        rest = "".join(mark + getattr(self, name) for name, mark in marks.items()
-                       if getattr(self, name))
+        where = dict(zip("@/:", (quote(self.revision, safe=""), self.config, self.split)))
+        rest = "".join(mark + value for mark, value in where.items() if value)
         first = f"[:{self.first}]" if self.first else ""
         column = "" if self.column == "text" else f"#{self.column}"
         rest = f"{self.path}{rest}{first}{column}"
@@ -427,10 +418,10 @@ class Source:
 
 # %% ../../nbs/engine/sources.ipynb #ff47c0b0
 HUB = re.compile(r"""
-    (?P<path> [^/@:#\[]+ (?: / [^/@:#\[]+ )? )  # DATASET or OWNER/DATASET
-    (?: @  (?P<revision> [^/:#\[]+ )     )?     # @REVISION
+    (?P<path> \.{0,2}/[^@:\[]+ | [^/@:#\[]+ (?: / [^/@:#\[]+ )? )  # a folder, or OWNER/DATASET
+    (?: @  (?P<revision> refs/[^/:\[]+/[^/:\[]+ | [^/:\[]+ ) )?   # @REVISION; %2F is a slash
     (?: /  (?P<config>   [^:#\[]+  )     )?     # /CONFIG
-    (?: :  (?P<split>    [^#\[]+   )     )?     # :SPLIT
+    (?: :  (?P<split>    [^#]+      )     )?     # :SPLIT, in the syntax of datasets
 """, re.VERBOSE)
 
 def is_path(text: str) -> bool:
@@ -445,7 +436,8 @@ def parse_hub(spec: str) -> dict:
     if not found:
         form = "hub:DATASET[@REVISION][/CONFIG][:SPLIT][#COLUMN]"
         raise UserError(f"hub:{spec}: write {form}, such as hub:allenai/c4/en:train")
-    return {name: value or "" for name, value in found.groupdict().items()}
+    return {name: unquote(value or "") if name == "revision" else value or ""
+            for name, value in found.groupdict().items()}
 
 def parse_source(text: str) -> Source:
     "A source from its short form; a path without a kind is one of `files:`."
@@ -470,7 +462,7 @@ def spooled(source: Source) -> Source:
     if source.kind != "files" or not (
             path == "-" or os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)):
         return source
-    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
+    with open_binary(path) as stream:
         content = stream.read()
     cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=cache_dir(), prefix=".part-") as raw:
@@ -489,16 +481,15 @@ def spooled(source: Source) -> Source:
 def split_source(source: str) -> list[str]:
     """The parts of a string that ` + ` joins.
 
-    A path may hold ` + ` itself: one that names a file or folder as a whole is not divided.
+    What is neither a path nor begins with a kind belongs to the part before it: a name may hold
+    ` + ` itself, and so may a split of the hub.
     """
     found = []
-    for part in re.split(r" \+ (?=[\d.]+\*|machine|files:|hub:)", source):
-        first, *others = part.split(" + ")
-        path, _ = path_and_column(part.removeprefix("files:"))
-        if others and all(map(is_path, others)) and not (" + " in path and matches(path)):
-            found += [first, *others]
-        else:
+    for part in source.split(" + "):
+        if not found or is_path(part) or re.match(r"[\d.]+\*|machine|files:|hub:", part):
             found.append(part)
+        else:
+            found[-1] += f" + {part}"
     return found
 
 # %% ../../nbs/engine/sources.ipynb #0a4eae30
@@ -598,17 +589,16 @@ def documents(source: str | dict | Source | list, progress: bool = True) -> Iter
 
 # %% ../../nbs/engine/sources.ipynb #bcc8edf6
 def single_identity(source: Source) -> dict:
-    "The exact state of one source: package versions, a commit, or file names, sizes and times."
+    "The exact state of one source: package versions, a commit, or the states of files."
     if source.kind == "machine":
         return dict(source=str(source), packages=machine_packages(source.path))
+    is_local = source.kind == "files" or os.path.exists(source.path)
+    named = str(replace(source, path=Path(source.path).name or source.path) if is_local else source)
     if source.kind == "hub":
-        return dict(source=str(source), revision=hub_revision(source.path, source.revision))
+        return dict(source=named, revision=hub_revision(source.path, source.revision))
     paths = source_files(source.path)
-    files = [dict(name=Path(path).name, bytes=os.path.getsize(path),
-                  modified=os.stat(path).st_mtime_ns) for path in paths]
-    named = replace(source, path=Path(source.path).name or source.path)
     cut = dict(cut=[SHORTEST, LONGEST]) if long_files(paths) else {}
-    return dict(source=str(named), files=files) | cut
+    return dict(source=named, files=[file_state(path, Path(path).name) for path in paths]) | cut
 
 def source_identity(source: str | dict | Source | list) -> dict:
     "The exact state of all sources, used as a cache key and for the record."
@@ -648,11 +638,10 @@ def source_notes(source: str | dict | Source | list) -> list[str]:
 def remote_tokenizer(source: Source) -> str:
     "Download the tokenizer.json of a dataset on the hub."
     from huggingface_hub import hf_hub_download
-    try:
+    revision = hub_revision(source.path, source.revision)
+    with hub_errors(source.path, "check the name and the network"):
         return hf_hub_download(source.path, "tokenizer/tokenizer.json", repo_type="dataset",
-                               revision=hub_revision(source.path, source.revision))
-    except Exception as error:
-        raise remote_error(source.path, error, "check the name and the network") from None
+                               revision=revision)
 
 # %% ../../nbs/engine/sources.ipynb #7c5f6692
 def source_tokenizer(source: str | dict | Source | list) -> str | None:
