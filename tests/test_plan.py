@@ -129,15 +129,6 @@ def test_tokens_of_each_kind_of_budget():
         assert planning.tokens_of(Budget.parse(text), recipe, SPEED) == pytest.approx(tokens)
 
 
-def test_plan_survives_its_file(tmp_path):
-    plan = make_plan("10m", LAW, SPEED)
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    assert Plan.read(tmp_path / "plan.json") == plan
-    (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match=r"plan\.json cannot be read"):
-        Plan.read(tmp_path / "plan.json")
-
-
 def test_doubts_are_told():
     steady = make_plan("10m", LAW, SPEED)
     assert len(steady.notes) == 2 and "first or last" in steady.notes[1]
@@ -340,7 +331,7 @@ def test_on_a_gpu_two_sizes_of_sprint_are_timed_and_the_losses_are_called_extrap
     assert any("a guess, not a prediction" in note for note in plan.notes)
     recipe = plan.recipe()
     assert recipe.corpus == sprint.corpus and recipe.schedule == sprint.schedule
-    assert Plan(**vars(plan)).recipe() == recipe and json.loads(plan.to_json())["base"] == "sprint"
+    assert Plan(**vars(plan)).recipe() == recipe and plan.base == "sprint"
     with pytest.raises(UserError, match="too short to plan; give at least 300s"):
         planning.plan_for("2m", progress=False)
     with pytest.raises(UserError, match="batch_size: the recipe auto predicts losses for 512 only"):

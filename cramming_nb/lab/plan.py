@@ -10,7 +10,7 @@ __all__ = ['FAMILIES', 'SIMILAR', 'sized', 'token_flops', 'parameter_count', 'me
 # %% ../../nbs/lab/plan.ipynb #c27bd1f7
 import json, math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -265,22 +265,6 @@ class Plan:
         return (f"plan for {self.budget}: {one.size_name()} (layers × width), "
                 f"{one.parameters / 1e6:.1f} M parameters, {one.tokens / 1e6:,.1f} M tokens, "
                 f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}")
-
-    def to_json(self) -> str:
-        "The plan as JSON, for its file."
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def read(cls, path: Path) -> "Plan":
-        "Read a plan from its file."
-        try:
-            values = json.loads(path.read_text())
-            for name in ("candidates", "possible"):
-                values[name] = [Candidate(**one) for one in values[name]]
-            return cls(**values | dict(recommended=Candidate(**values["recommended"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read ({error}); put it back, "
-                            f"or delete {path.parent} and run again") from None
 
     def _repr_markdown_(self) -> str:
         rows = ["| | layers × width | parameters | tokens/s | tokens | predicted loss |",
