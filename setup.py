@@ -41,7 +41,7 @@ setup(
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={
         cfg["lib_path"]: [
-            "py.typed", "app/report.*.jinja", "app/demo/*.*", "app/demo/1_Pooling/*", "lab/sizes.json",
+            "py.typed", "app/*.jinja", "app/demo/*.*", "app/demo/1_Pooling/*", "lab/sizes.json",
         ],
     },
     install_requires=cfg["requirements"].split(),

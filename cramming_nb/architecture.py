@@ -209,8 +209,9 @@ class Architecture:
     embedding_size: int = option(
         0, "width of a factorised embedding; 0 is off (paper: no gain)", at_least=0)
     tie_embeddings: bool = option(True, "decoder and embedding share weights (paper: yes)")
-    init: str = option("normal", "how weights of projections are drawn", choices=(
-        "normal", "small", "megatron", "wang", "orthogonal"))
+    init: str = option("normal", "how weights of projections are drawn; counts: as in normal, and "
+                       "the first embedding is from counts of the text (ours)", choices=(
+        "normal", "small", "megatron", "wang", "orthogonal", "counts"))
     sparse_head: bool = option(True, "compute the head for masked positions only")
 
     def __post_init__(self):
@@ -522,6 +523,7 @@ INITS = {  # name -> what fills a weight; `writes`: its output is added to the r
     "megatron": megatron_init,
     "wang": wang_init,
     "orthogonal": orthogonal_init,
+    "counts": normal_init,  # the embedding comes later, when a learner has text to count
 }
 
 def initialise(model: nn.Module, arch: Architecture):

@@ -10,7 +10,7 @@ __all__ = ['PAPER_SCORES', 'BINARY', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PAIR_VI
            'finetune_task', 'encoder_weights', 'held_back_rows', 'hold_back']
 
 # %% ../nbs/10_glue.ipynb #d0a13909
-import hashlib, math, time
+import hashlib, math, re, time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from tqdm import tqdm
 from .architecture import Architecture, Encoder, SequenceClassifier
 from .engine.errors import UserError
 from .engine.checkpoint import load_checkpoint
@@ -81,6 +82,7 @@ class Task:
     dev: tuple = ("dev",)         # files scored; each is a column of the table
     others: tuple = ()            # other names of the columns for sentences and label
     header: tuple = ()            # columns of tables that come without a header
+    symmetric: bool = False       # whether the order of the two sentences means nothing
 
     @property
     def columns(self) -> tuple:
@@ -99,6 +101,8 @@ class Task:
             value = float(str(label))  # as text, True and None are no numbers
             if 0 <= value <= 5:
                 return value
+            raise ValueError(label)
+        if isinstance(label, bool) and self.labels != BINARY:  # true equals 1
             raise ValueError(label)
         for spelling in (self.labels, tuple(map(str, self.labels)), range(len(self.labels))):
             if label in spelling:
@@ -119,14 +123,15 @@ TASKS = {task.name: task for task in (
          others=(("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))),
     Task("sst2", "SST-2", False, BINARY, accuracy, (67349, 872)),
     Task("stsb", "STS-B", True, None, pearson, (5749, 1500),
-         others=(("sentence1", "sentence2", "score"),)),
+         others=(("sentence1", "sentence2", "score"),), symmetric=True),
     Task("rte", "RTE", True, ENTAILS, accuracy, (2490, 277)),
     Task("qnli", "QNLI", True, ENTAILS, accuracy, (104743, 5463),
          others=(("question", "sentence", "label"),)),
     Task("qqp", "QQP", True, BINARY, f1, (363846, 40430),
-         others=(("question1", "question2", "is_duplicate"), ("question1", "question2", "label"))),
+         others=(("question1", "question2", "is_duplicate"), ("question1", "question2", "label")),
+         symmetric=True),
     Task("mrpc", "MRPC", True, BINARY, f1, (3668, 408),
-         others=(("#1 string", "#2 string", "quality"),)),
+         others=(("#1 string", "#2 string", "quality"),), symmetric=True),
     Task("cola", "CoLA", False, BINARY, matthews, (8551, 1043),
          header=("source", "label", "mark", "sentence")),
     Task("wnli", "WNLI", True, BINARY, accuracy, (635, 71)),
@@ -231,6 +236,13 @@ class Protocol:
     by_length: bool = option(True, "batches hold sequences of similar length")
     drop_last: bool = option(False, "the last batch of an epoch is left out if it is short")
     standardize: bool = option(True, "targets of a regression have mean 0 and deviation 1")
+    layer_decay: float = option(
+        1.0, "learning rate of a layer, as a share of that of the layer above", above=0, at_most=1)
+    swap: bool = option(
+        False, "the sentences of a symmetric pair are exchanged in every other epoch, and answers "
+        "are the mean of both orders")
+    fewest_steps: int = option(
+        0, "a task with fewer optimizer steps than these gets more epochs", at_least=0)
 
     def __post_init__(self):
         check_options(self, "protocol")
@@ -254,17 +266,20 @@ PROTOCOLS = {
 
 # %% ../nbs/10_glue.ipynb #4b18be9a
 def for_task(protocol: Protocol, name: str, data: dict[str, TaskData]) -> Protocol:
-    """The protocol of one task: its warm-up is a share of the task's own steps.
+    """The protocol of one task: its epochs and its warm-up depend on the task's own rows.
 
     A task of single sentences has no pairs to read, so its `pairs` is the default.
     """
+    rows = max(1, len(data[name].train))
+    needed = math.ceil(protocol.fewest_steps * protocol.batch_size / rows)
+    protocol = replace(protocol, epochs=max(protocol.epochs, needed), fewest_steps=0)
     if not data[name].task.pair:
         protocol = replace(protocol, pairs=Protocol.pairs)
     if not protocol.carried_warmup:
         return protocol
     cola_rows = len(data["cola"].train) if "cola" in data else TASKS["cola"].rows[0]
     cola_steps = cola_rows // protocol.batch_size
-    own_steps = max(1, len(data[name].train) // protocol.batch_size)
+    own_steps = max(1, rows // protocol.batch_size)
     return replace(protocol, warmup=min(1.0, protocol.warmup * cola_steps / own_steps))
 
 # %% ../nbs/10_glue.ipynb #c52095b0
@@ -402,7 +417,7 @@ class RecordedGradients:
             self.backward(*inputs)
         return inputs, self.recorder.record(work)
 
-# %% ../nbs/10_glue.ipynb #1d7ef30f
+# %% ../nbs/10_glue.ipynb #opt00004
 def load_encoder(arch: Architecture, weights: dict | None, attention: str) -> Encoder:
     "An encoder with some weights, or with random ones where they are None."
     encoder = Encoder(arch, attention)
@@ -410,31 +425,84 @@ def load_encoder(arch: Architecture, weights: dict | None, attention: str) -> En
         encoder.load_state_dict(weights)
     return encoder
 
+# %% ../nbs/10_glue.ipynb #opt00003
+def decay_by_layer(optimizer: torch.optim.Optimizer, decay: float, layers: int):
+    """Give each layer `decay` times the learning rate of the one above.
+
+    As in the code of ELECTRA: the head's rate stays, and the top one of the `layers` has the
+    square of `decay`.
+    """
+    def share(name: str) -> float:
+        "What a weight's learning rate is multiplied by."
+        block = re.match(r"encoder\.blocks\.(\d+)", name)
+        if block:
+            return decay ** (layers + 1 - int(block[1]))
+        is_above = name.startswith(("head", "encoder.final_norm"))
+        return 1.0 if is_above else decay ** (layers + 2)
+
+    def scale(optimizer: torch.optim.Optimizer, *_: object):
+        "Before a step, whose rate has just been set."
+        for group in optimizer.param_groups:
+            group["lr"] *= group["share"]
+
+    groups = []
+    for group in optimizer.param_groups:
+        for name, weight in zip(group["param_names"], group["params"]):
+            groups.append(group | dict(params=[weight], param_names=[name], share=share(name)))
+    optimizer.param_groups[:] = groups
+    optimizer.register_step_pre_hook(scale)
+
+def make_classifier(arch: Architecture, weights: dict | None, targets: Targets, views: int,
+                    protocol: Protocol, hardware: Hardware) -> SequenceClassifier:
+    "An encoder with a new head that reads so many views of a row, on the device."
+    if protocol.pooling != "recipe":
+        arch = replace(arch, pooling=protocol.pooling)
+    encoder = load_encoder(arch, weights, hardware.attention)
+    model = SequenceClassifier(encoder, targets.num_labels, views)
+    return model.to(hardware.device.kind, hardware.dtype).train()
+
+def make_optimizer(model: SequenceClassifier, protocol: Protocol) -> Optimizer:
+    "AdamW for a classifier, as the protocol has it."
+    optimizer = Optimizer(model, OptimizerConfig(
+        lr=protocol.lr, eps=1e-6, clip=0.0, weight_decay=protocol.weight_decay))
+    if protocol.layer_decay < 1:
+        (adamw,) = optimizer.optimizers
+        decay_by_layer(adamw, protocol.layer_decay, model.encoder.arch.num_layers)
+    return optimizer
+
+# %% ../nbs/10_glue.ipynb #1d7ef30f
 class FineTuner:
     "A model that learns a task: its sequences, its optimizer and its batches."
     def __init__(self, arch: Architecture, weights: dict | None, tokenizer: Tokenizer,
                  data: TaskData, protocol: Protocol, seed: int, hardware: Hardware):
         self.protocol, self.device, self.tokenizer = protocol, hardware.device, tokenizer
         self.max_length = min(protocol.max_length, arch.max_length)
-        self.train_ids = self.encode(data.train)
-        self.targets = Targets(data, protocol)
-        if protocol.pooling != "recipe":
-            arch = replace(arch, pooling=protocol.pooling)
+        self.exchanges = protocol.swap and data.task.symmetric
+        orders = self.orders(data.train)
+        rows = [row for order in orders for row in order]
+        self.train_ids = self.encode(rows)
+        self.targets = Targets(replace(data, train=rows), protocol)
         torch.manual_seed(seed)
-        encoder = load_encoder(arch, weights, hardware.attention)
         views = len(self.train_ids[0])  # the same number for all rows of a task
-        model = SequenceClassifier(encoder, self.targets.num_labels, views)
-        self.model = model.to(self.device.kind, hardware.dtype).train()
-        self.optimizer = Optimizer(self.model, OptimizerConfig(
-            lr=protocol.lr, eps=1e-6, clip=0.0, weight_decay=protocol.weight_decay))
-        lengths, rng = row_lengths(self.train_ids), np.random.default_rng(seed)
-        self.batches = [batch for _ in range(protocol.epochs)
-                        for batch in epoch_batches(lengths, protocol, rng)]
+        self.model = make_classifier(arch, weights, self.targets, views, protocol, hardware)
+        self.optimizer = make_optimizer(self.model, protocol)
+        lengths = row_lengths(self.train_ids).reshape(len(orders), -1)
+        rng, self.batches = np.random.default_rng(seed), []
+        for epoch in range(protocol.epochs):
+            order = epoch % len(orders)
+            batches = epoch_batches(lengths[order], protocol, rng)
+            self.batches += [order * len(data.train) + batch for batch in batches]
         recorder = self.device.recorder()
         self.give_gradients = self.backward
         if recorder:
             weights = self.optimizer.weights
             self.give_gradients = RecordedGradients(self.backward, weights, recorder)
+
+    def orders(self, rows: list[tuple]) -> list[list[tuple]]:
+        "The rows; and, where they are exchanged, the same with the second sentence first."
+        if not self.exchanges:
+            return [rows]
+        return [rows, [(second, first, label) for first, second, label in rows]]
 
     def encode(self, rows: list[tuple]) -> list[Views]:
         "The token ids of each row's views, as the protocol has them."
@@ -457,23 +525,28 @@ class FineTuner:
         self.optimizer.accumulate()
         self.optimizer.step(learning_rate(self.protocol, t))
 
-    def train(self):
-        "Learn from all batches."
-        for number, batch in enumerate(self.batches):
+    def train(self, progress: bool = False):
+        "Learn from all batches; `progress` shows a bar."
+        steps = tqdm(self.batches, "fine-tuning", unit="step", disable=not progress)
+        for number, batch in enumerate(steps):
             self.step(batch, number / len(self.batches))
 
     @torch.no_grad()
+    def logits(self, rows: list[tuple], batch_size: int) -> Tensor:
+        "The logits of each row [N, num_labels], from batches of similar length."
+        encoded = self.encode(rows)
+        by_length = np.argsort(row_lengths(encoded), kind="stable")
+        found = torch.zeros(len(rows), self.targets.num_labels)
+        for batch in np.split(by_length, range(batch_size, len(rows), batch_size)):
+            found[batch] = self.model(*self.collate([encoded[row] for row in batch])).float().cpu()
+        return found
+
     def predict(self, rows: list[tuple], batch_size: int = 64) -> np.ndarray:
         "The class of each row [N], or its value."
         self.model.eval()
-        encoded = self.encode(rows)
-        by_length = np.argsort(row_lengths(encoded), kind="stable")
-        predicted = np.zeros(len(rows))
-        for batch in np.split(by_length, range(batch_size, len(rows), batch_size)):
-            logits = self.model(*self.collate([encoded[row] for row in batch])).float()
-            predicted[batch] = self.targets.answers(logits).cpu().numpy()
+        orders = [self.logits(order, batch_size) for order in self.orders(rows)]
         self.model.train()
-        return predicted
+        return self.targets.answers(torch.stack(orders).mean(0)).double().numpy()
 
 # %% ../nbs/10_glue.ipynb #6a2f44d5
 def replicates(metric: Callable, predicted: np.ndarray, labels: np.ndarray,
@@ -544,7 +617,8 @@ def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
     "The encoder's float32 weights in the newest good checkpoint, by name."
     found = load_checkpoint(checkpoints)
     if not found:
-        raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first")
+        raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first, or copy "
+                        "those of a finished run back")
     weights = evaluation_weights(found[0])
     return {name.removeprefix("encoder."): weight for name, weight in weights.items()
             if name.startswith("encoder.")}

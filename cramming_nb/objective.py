@@ -26,6 +26,9 @@ class ObjectiveConfig:
     z_loss: float = option(
         0.0, "weight of the squared log-normaliser (PaLM: 1e-4); 0 is off", at_least=0)
     adaptive: bool = option(False, "mask a token the more often, the worse the model predicts it")
+    name: str = option(
+        "mlm", "masked words, or replaced tokens (ELECTRA; outside the rules)",
+        choices=("mlm", "rtd"))
 
     def __post_init__(self):
         check_options(self, "objective")

@@ -62,7 +62,7 @@ class BertAdam(torch.optim.Optimizer):
 class OptimizerConfig:
     "The optimizer and its constants; defaults are the paper's (section 4.3)."
     name: str = option("adamw", "the optimizer", choices=(
-        "adamw", "bert_adam", "adam_l2", "muon", "lion", "soap", "schedule_free", "adafactor"))
+        "adamw", "bert_adam", "adam_l2", "muon", "adafactor"))
     lr: float = option(1e-3, "peak learning rate", at_least=0)
     betas: tuple[float, float] = option(
         (0.9, 0.98), "decay rates of the mean gradient and of its mean square, below 1")
@@ -88,6 +88,28 @@ def flat_buffer(tensors: list[Tensor], align: int = 16) -> tuple[Tensor, list[Te
     flat = torch.zeros(sum(sizes), dtype=torch.float32, device=tensors[0].device)
     parts = zip(flat.split(sizes), tensors)
     return flat, [part[:tensor.numel()].view_as(tensor) for part, tensor in parts]
+
+# %% ../nbs/07_optimizer.ipynb #master02
+class MasterWeights:
+    "Float32 copies of the weights of a model, and the sum of their gradients."
+    def __init__(self, model: nn.Module):
+        self.weights = list(model.parameters())                  # in the model's format
+        self.named = {name: nn.Parameter(weight.detach().float().clone())
+                      for name, weight in model.named_parameters()}
+        self.masters = list(self.named.values())                 # in float32
+        self.flat_grads, self.grads = flat_buffer(self.masters)  # [N], and views [...] into it
+        for master, grad in zip(self.masters, self.grads):
+            master.grad = grad
+        self.has_gradients = False  # whether any were accumulated since the last step
+
+    @torch.no_grad()
+    def accumulate(self):
+        "Add the model's gradients to the masters', in float32, and clear them."
+        add_or_copy = torch._foreach_add_ if self.has_gradients else torch._foreach_copy_
+        add_or_copy(self.grads, [weight.grad for weight in self.weights])
+        for weight in self.weights:
+            weight.grad = None
+        self.has_gradients = True
 
 # %% ../nbs/07_optimizer.ipynb #0b30495f
 class LossScale:
@@ -179,9 +201,6 @@ OPTIMIZERS = {  # a class, or its name in the package `pytorch_optimizer`, and c
     "bert_adam": (BertAdam, {}),
     "adam_l2": (torch.optim.Adam, dict(fused=True)),  # `bert-original` in the paper's code
     "muon": (torch.optim.AdamW, dict(fused=True)),    # for weights that are no hidden matrices
-    "lion": ("Lion", {}),
-    "soap": ("SOAP", {}),
-    "schedule_free": ("ScheduleFreeAdamW", {}),
     "adafactor": ("AdaFactor", dict(relative_step=False, scale_parameter=False,
                                     momentum_dtype=torch.float32)),
 }
@@ -218,18 +237,62 @@ def lawa(versions: list, weights: list[Tensor], step: Tensor, steps: int) -> lis
 
 AVERAGES = {"none": lambda versions, *_: versions, "ema": ema, "lawa": lawa}
 
+# %% ../nbs/07_optimizer.ipynb #saved001
+def kept_values(optimizers: list) -> Iterator[tuple[str, Tensor | int | float, dict, str]]:
+    "Name and value of all that torch's optimizers keep, and the dict and key where it is."
+    for number, optimizer in enumerate(optimizers):
+        for part, group in enumerate(optimizer.param_groups):
+            weights = zip(group["param_names"], group["params"])
+            places = {f"group{number}.{part}": group}
+            places |= {name: optimizer.state[weight] for name, weight in weights}
+            for name, place in places.items():
+                for key, value in place.items():
+                    if isinstance(value, Tensor | int | float):
+                        yield f"{key}.{name}", value, place, key
+
+def own_tensors(optimizer: "Optimizer") -> dict[str, Tensor]:
+    "Masters, versions and counts, by the names that they are saved under."
+    found = {f"master.{name}": master.detach() for name, master in optimizer.named.items()}
+    for number, version in enumerate(optimizer.versions):
+        found |= {f"version{number or ''}.{name}": weight
+                  for name, weight in zip(optimizer.named, version)}
+    return found | dict(skipped=optimizer.skipped, updates=optimizer.updates)
+
+def saved_state(optimizer: "Optimizer") -> dict[str, Tensor]:
+    "What a resumed run needs, and `evaluation_weights`; no gradients of an unfinished step."
+    tensors = {f"average.{name}": mean for name, mean in zip(optimizer.named, optimizer.averaged())}
+    for name, value, _, _ in kept_values(optimizer.optimizers):
+        exact = torch.float64 if isinstance(value, float) else None
+        tensors[name] = torch.as_tensor(value, dtype=exact)
+    return tensors | own_tensors(optimizer) | optimizer.loss_scale.state_dict()
+
+@torch.no_grad()
+def load_saved_state(optimizer: "Optimizer", tensors: dict[str, Tensor]):
+    "Bring an optimizer to where `saved_state` was taken, and copy the weights to the model."
+    optimizer.optimizers = torch_optimizers(optimizer.config, optimizer.groups)
+    optimizer.has_gradients = False
+    for part in optimizer.optimizers if tensors["updates"] else []:
+        optimizer.flat_grads.zero_()
+        part.step()  # makes the places for what it keeps
+    masters, scale = optimizer.masters, optimizer.loss_scale
+    saved = sum(name.startswith("version") for name in tensors) // len(masters)
+    optimizer.versions = [[master.clone() for master in masters] for _ in range(saved)]
+    own = own_tensors(optimizer) | (scale.state_dict() if scale.fits(tensors) else {})
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+    for name, value, place, key in kept_values(optimizer.optimizers):
+        if isinstance(value, Tensor):
+            value.copy_(tensors[name])
+        else:
+            place[key] = tensors[name].item()
+    torch._foreach_copy_(optimizer.weights, masters)
+
 # %% ../nbs/07_optimizer.ipynb #969f08cc
-class Optimizer:
+class Optimizer(MasterWeights):
     "Updates float32 master weights of a model, whose own weights may have a lower precision."
     def __init__(self, model: nn.Module, config: OptimizerConfig):
+        super().__init__(model)
         self.config = config
-        self.weights = list(model.parameters())                  # in the model's format
-        self.named = {name: nn.Parameter(weight.detach().float().clone())
-                      for name, weight in model.named_parameters()}
-        self.masters = list(self.named.values())                 # in float32
-        self.flat_grads, self.grads = flat_buffer(self.masters)  # [N], and views [...] into it
-        for master, grad in zip(self.masters, self.grads):
-            master.grad = grad
         self.groups = {group: {name: self.named[name] for name in names}
                        for group, names in parameter_groups(model).items()}
         decaying = [*self.groups["hidden"].values(), *self.groups["other"].values()]
@@ -238,8 +301,7 @@ class Optimizer:
         self.skipped = torch.zeros_like(self.loss_scale.value)   # steps that overflowed
         self.updates = torch.zeros_like(self.skipped)            # and all others
         self.optimizers = torch_optimizers(config, self.groups)
-        self.versions = []          # of the weights, which an average keeps
-        self.has_gradients = False  # whether any were accumulated since the last step
+        self.versions = []                                       # of the masters, for an average
         skips = all(hasattr(optimizer, "found_inf") or optimizer.defaults.get("fused")
                     for optimizer in self.optimizers)  # a step whose `found_inf` is 1
         self.asks = config.cautious or config.average != "none" or not skips
@@ -249,50 +311,41 @@ class Optimizer:
         (loss * self.loss_scale.value).backward()
 
     @torch.no_grad()
-    def accumulate(self):
-        "Add the model's gradients to the masters', in float32, and clear them."
-        add_or_copy = torch._foreach_add_ if self.has_gradients else torch._foreach_copy_
-        add_or_copy(self.grads, [weight.grad for weight in self.weights])
-        for weight in self.weights:
-            weight.grad = None
-        self.has_gradients = True
-
-    @torch.no_grad()
     def step(self, lr: float, scale: Tensor | float = 1.0) -> Tensor:
         """Update the weights with a learning rate; `scale` makes the sum of gradients their mean.
 
         Returns the norm of the mean before clipping; if it is not finite, all stays as it was.
         """
-        config, scale = self.config, scale / self.loss_scale.value
+        clip, scale = self.config.clip, scale / self.loss_scale.value
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.grads))) * scale
-        if config.clip:
-            scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1.0)
+        if clip:
+            scale = scale * (clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(self.grads, scale)
         overflow = ~norm.isfinite()
         self.skipped += overflow
         self.updates += ~overflow
-        if not (self.asks and overflow):            # to ask is to wait for the device
-            before = [weight.clone() for weight in self.decaying]
-            for optimizer in self.optimizers:
-                optimizer.found_inf = overflow.float()  # if 1, it skips the step
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                optimizer.step()
-            for weight, old in zip(self.decaying, before):
-                weight -= lr * config.weight_decay * old * ((old - weight) * old > 0)
-            average = AVERAGES[config.average]
-            self.versions = average(self.versions, self.masters, self.updates, config.average_steps)
-            torch._foreach_copy_(self.weights, self.masters)
+        if not (self.asks and overflow):  # to ask is to wait for the device
+            self.update(lr, overflow)
         self.loss_scale.update(overflow)
         self.has_gradients = False
         return norm
 
-    @torch.no_grad()
+    def update(self, lr: float, overflow: Tensor):
+        "Update masters, average and model; `overflow`, a scalar, lets fused optimizers do nothing."
+        before = [weight.clone() for weight in self.decaying]
+        for optimizer in self.optimizers:
+            optimizer.found_inf = overflow.float()
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        for weight, old in zip(self.decaying, before):
+            weight -= lr * self.config.weight_decay * old * ((old - weight) * old > 0)
+        average, steps = AVERAGES[self.config.average], self.config.average_steps
+        self.versions = average(self.versions, self.masters, self.updates, steps)
+        torch._foreach_copy_(self.weights, self.masters)
+
     def averaged(self) -> list[Tensor]:
-        "The weights to evaluate; empty where they are the current ones."
-        if self.config.name == "schedule_free" and self.updates and not self.versions:
-            state, back = self.optimizers[0].state, 1 - 1 / self.config.betas[0]
-            return [master.lerp(state[master]["z"], back) for master in self.masters]
+        "The mean of the versions that an average keeps; empty without an average."
         return [torch.stack(versions).mean(0) for versions in zip(*self.versions)]
 
     @contextmanager
@@ -305,49 +358,9 @@ class Optimizer:
         finally:
             torch._foreach_copy_(self.weights, self.masters)
 
-    def _kept(self) -> Iterator[tuple[str, Tensor | int | float, dict, str]]:
-        "Name and value of all that a resumed run needs, and the dict and key where it is."
-        found = [(name, dict(master=values[0], version=values[1:]))
-                 for name, *values in zip(self.named, self.masters, *self.versions)]
-        for number, optimizer in enumerate(self.optimizers):
-            for part, group in enumerate(optimizer.param_groups):
-                found.append((f"group{number}.{part}", group))
-                weights = zip(group["param_names"], group["params"])
-                found += [(name, optimizer.state[weight]) for name, weight in weights]
-        for name, kept in found:
-            for key, value in kept.items():
-                for number, part in enumerate(value if isinstance(value, list) else [value]):
-                    if isinstance(part, Tensor | int | float) and key != "params":
-                        yield f"{key}{number or ''}.{name}", part, kept, key
+    state_dict, load_state_dict = saved_state, load_saved_state  # above
 
-    def state_dict(self) -> dict[str, Tensor]:
-        "What a resumed run needs, and `evaluation_weights`; no gradients of an unfinished step."
-        tensors = {f"average.{name}": w for name, w in zip(self.named, self.averaged())}
-        for name, value, _, _ in self._kept():
-            exact = torch.float64 if isinstance(value, float) else None
-            tensors[name] = torch.as_tensor(value, dtype=exact).detach()
-        tensors |= dict(skipped=self.skipped, updates=self.updates)
-        return tensors | self.loss_scale.state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, tensors: dict[str, Tensor]):
-        "Restore what `state_dict` gave, and copy the weights to the model."
-        self.optimizers, self.has_gradients = torch_optimizers(self.config, self.groups), False
-        for optimizer in self.optimizers if tensors["updates"] else []:
-            self.flat_grads.zero_()
-            optimizer.step()  # makes the places for what it keeps
-        saved = sum(name.startswith("version") for name in tensors) // len(self.named)
-        self.versions = [[master.clone() for master in self.masters] for _ in range(saved)]
-        for name, value, kept, key in self._kept():
-            if isinstance(value, Tensor):
-                value.copy_(tensors[name])
-            else:
-                kept[key] = tensors[name].item()
-        own = self.loss_scale.state_dict() if self.loss_scale.fits(tensors) else {}
-        for name, value in dict(own, skipped=self.skipped, updates=self.updates).items():
-            value.copy_(tensors[name])
-        torch._foreach_copy_(self.weights, self.masters)
-
+# %% ../nbs/07_optimizer.ipynb #saved003
 def evaluation_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     "The weights to evaluate, by parameter name, in what the optimizer's `state_dict` gave."
     kind = "average." if any(name.startswith("average.") for name in tensors) else "master."

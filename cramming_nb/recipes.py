@@ -17,7 +17,8 @@ from .corpus import CorpusConfig
 from .glue import Protocol
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
-from .engine.options import meanings
+from .engine.options import meanings, read_yaml
+from .replaced import generator_of
 from .schedule import LEVELS, ScheduleConfig, mask_rate, row_length
 from .training import TrainingConfig
 
@@ -40,6 +41,8 @@ class Recipe:
         architecture = replace(self.architecture, vocab_size=vocab_size, max_length=max_length)
         object.__setattr__(self, "architecture", architecture)
         check(architecture)
+        if self.objective.name == "rtd":
+            generator_of(architecture)  # refuses one that cannot be built
         check_masking(self)
 
     def to_yaml(self) -> str:
@@ -133,7 +136,7 @@ def field_help(recipe: Recipe) -> dict[str, str]:
 def read_fields(path: Path) -> dict:
     "The contents of a recipe file: a name, and parts with their fields."
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        fields = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
@@ -189,7 +192,6 @@ BERNOULLI = ObjectiveConfig(0.15, exact=False)  # each token by itself; never a 
 # %% ../nbs/10b_recipes.ipynb #600bfd7d
 EXACT = ObjectiveConfig(0.15)                   # exactly 19 tokens of 128
 
-# %% ../nbs/10b_recipes.ipynb #cced2930
 # What the reference calls bert-original: decay in the gradient, no clipping, batch 512.
 # Its plan, 8 million micro-batches, fills the budget here.
 # Not expressed: the learning rate ends at 1e-7, ours at 0.

@@ -10,10 +10,11 @@ __all__ = ['LR_SCHEDULES', 'LEVELS', 'triangle2', 'one_cycle', 'cosine', 'linear
 # %% ../nbs/08_schedule.ipynb #cd1a389a
 import math
 from dataclasses import dataclass, replace
-from .architecture import Architecture, flops_per_token
+from .architecture import Architecture
 from .engine.errors import UserError
 from .engine.options import check_options, option
 from .objective import ObjectiveConfig, num_predicted
+from .replaced import FLOPS
 
 # %% ../nbs/08_schedule.ipynb #9c057358
 def triangle2(t: float) -> float:
@@ -68,7 +69,7 @@ def warmup_factor(t: float, over: float) -> float:
 # %% ../nbs/08_schedule.ipynb #5d27655d
 @dataclass(frozen=True)
 class ScheduleConfig:
-    "What changes while the budget is spent; defaults are the paper's final recipe (section 4.3)."
+    "What changes while the budget is spent; defaults are the authors' code (v2), bert-o4."
     lr: str = option("triangle2", "shape of the learning rate", choices=LR_SCHEDULES)
     warmup: float = option(
         0.0, "fraction of the plan over which the learning rate rises to `lr`",
@@ -199,4 +200,5 @@ class StepSchedule:
         "FLOPs of its forward and backward pass, per token."
         length = self.length(t)
         architecture = replace(self.architecture, max_length=length)
-        return flops_per_token(architecture, num_predicted(self.masking(t), length) / length)
+        rate = num_predicted(self.masking(t), length) / length
+        return FLOPS[self.masks.name](architecture, rate)

@@ -7,6 +7,7 @@ how to mend it.
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from .engine.sources import hub_revision, parse_hub
 from .engine.files import atomic_write
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+HALF = re.compile("[\ud800-\udfff]")  # half of a character, which no text may hold
 
 
 # Rows
@@ -43,6 +45,8 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
             yield place, json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{place}: not JSON ({error.msg}); is the file cut off?") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{place}: JSON with a number too long, or nested too deeply") from None
 
 
 def table_rows(path: Path, columns: tuple = ()) -> Iterator[tuple[str, dict]]:
@@ -90,6 +94,8 @@ def rows_of(found: Iterable[tuple[str, dict]], task, labelled: bool, source: str
         if row.keys() != known:
             columns, known = columns_of(row, task, labelled, place), row.keys()
         texts = [str(row[column] if row[column] is not None else "") for column in columns]
+        if any(HALF.search(text) for text in texts):
+            raise UserError(f"{place}: half of a character (a surrogate); write all of it")
         first, second = texts[0], texts[1] if task.pair else None
         if not labelled:
             rows.append((first, second, len(rows)))

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 from .architecture import (
-    ATTENTIONS, Architecture, MaskedLM, attention_operation)
+    ATTENTIONS, Architecture, Encoder, MaskedLM, attention_operation)
 from .budget import Budget, Spent
+from .counts import count_vectors
 from .engine.clock import Clock
 from .engine.errors import UserError
 from .engine.checkpoint import Interrupted, load_checkpoint
@@ -37,6 +38,7 @@ from .objective import (
     ObjectiveConfig, TokenScores, loss_with_probabilities, mask_rows, num_predicted)
 from .optimizer import Optimizer, OptimizerConfig
 from .engine.options import check_options, option
+from .replaced import MODELS, replacement_draws, sample_tokens
 from .schedule import (
     LEVELS, ScheduleConfig, StepSchedule, micro_batch_for, schedule_fraction)
 from .engine.files import lock
@@ -109,8 +111,9 @@ class Predictor:
              size: int = 0) -> tuple[Tensor, ...]:
         """Cut sequences to `length` tokens and mask them, on the device of the model.
 
-        Returns masked ids [B, S], and positions, labels and weights [B, k]. Where there are fewer
-        than `size` sequences, others of weight 0 fill up.
+        Returns masked ids [B, S], and positions, labels and weights [B, k]; where tokens are
+        replaced, random numbers for that [B, k]. Where there are fewer than `size` sequences,
+        others of weight 0 fill up.
         """
         given = len(rows[0]) * (rows[0].shape[1] // length)
         cut = cut_rows(*map(self.device.put, pad_rows(rows, size)), length)
@@ -118,22 +121,31 @@ class Predictor:
         masked, positions, labels, weights = mask_rows(
             *cut, seed, masks, self.vocab_size, token_weights)
         weights[given:] = 0
-        return masked, positions, labels, weights
+        if masks.name == "mlm":
+            return masked, positions, labels, weights
+        draws = replacement_draws(*cut[1:], seed, positions, length)
+        return masked, positions, labels, weights, draws
 
     def loss(self, masked: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
-             z_loss: float) -> tuple[Tensor, Tensor]:
+             z_loss: float, *draws: Tensor) -> tuple[Tensor, Tensor]:
         "The sum of losses, a scalar, and the probability of each label [B, k]."
         hidden = self.model.hidden(masked, positions)
-        return self.loss_of(hidden, positions, labels, weights, z_loss)
+        loss, probabilities, *sampled = self.loss_of(
+            hidden, positions, labels, weights, z_loss, *draws)
+        if sampled:
+            loss = loss + self.model.detection_loss(
+                masked, positions, labels, weights, *sampled)
+        return loss, probabilities
 
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor, weights: Tensor,
-                z_loss: float) -> tuple[Tensor, Tensor]:
+                z_loss: float, *draws: Tensor) -> tuple[Tensor, ...]:
         """The same, of hidden states [B, S or k, H] that the model gave.
 
-        Positions, labels and weights are [B, k].
+        Positions, labels, weights and draws are [B, k]; with draws, so are the tokens they choose.
         """
         logits = self.model.logits(hidden, positions)
-        return loss_with_probabilities(logits, labels, weights, z_loss)
+        loss = loss_with_probabilities(logits, labels, weights, z_loss)
+        return (*loss, sample_tokens(logits, *draws)) if draws else loss
 
     def __call__(self, rows: Rows, seed: int, length: int, masks: ObjectiveConfig,
                  size: int = 0) -> tuple[Tensor, ...]:
@@ -144,9 +156,10 @@ class Predictor:
         compute = self.loss
         if self.compiled:
             compute = self.fast = self.fast or COMPILED[self.compile_by](self)
-        batch = self.mask(rows, seed, length, masks, size if self.compiled else 0)
-        loss, probabilities = compute(*batch, masks.z_loss)
-        return loss, batch[2], probabilities, batch[3]
+        masked, positions, labels, weights, *draws = self.mask(
+            rows, seed, length, masks, size if self.compiled else 0)
+        loss, probabilities = compute(masked, positions, labels, weights, masks.z_loss, *draws)
+        return loss, labels, probabilities, weights
 
     def is_new(self, graph: object) -> bool:
         "Whether a graph had to be compiled just now; from here on it counts as compiled."
@@ -177,14 +190,14 @@ def compiled_by_levels(function: Callable) -> Callable:
 
 def compiled_by_block(predictor: Predictor) -> Callable:
     "The loss with each part compiled alone: all blocks but the last share what one of them took."
-    encoder = predictor.model.encoder
-    predictor.replaced = [(encoder, "embed"), *((block, "forward") for block in encoder.blocks)]
+    predictor.replaced = [(predictor, "loss_of")]
+    for part in predictor.model.modules():
+        if isinstance(part, Encoder):
+            blocks = [(block, "forward") for block in part.blocks]
+            predictor.replaced += [(part, "embed"), *blocks]
     for part, name in predictor.replaced:
         setattr(part, name, compiled_by_levels(getattr(part, name)))
-    loss_of = compiled_by_levels(predictor.loss_of)
-    def loss(masked: Tensor, positions: Tensor, *labels: object) -> tuple[Tensor, Tensor]:
-        return loss_of(predictor.model.hidden(masked, positions), positions, *labels)
-    return loss
+    return predictor.loss
 
 COMPILED = {
     "model": lambda predictor: compiled_by_levels(predictor.loss),
@@ -381,7 +394,7 @@ class Learner:
         self.length = corpus.rows.shape[1]           # tokens of a sequence
         kernel = training.attention if training.attention != "auto" else hardware.attention
         self.attention = attention_operation(kernel, architecture, hardware.dtype, hardware.kind)
-        model = MaskedLM(architecture, kernel).to(hardware.kind, hardware.dtype)
+        model = MODELS[objective.name](architecture, kernel).to(hardware.kind, hardware.dtype)
         self.model = model.train(training.dropout)
         self.predictor = Predictor(
             self.model, objective, architecture.vocab_size, hardware, compiled,
@@ -584,6 +597,9 @@ def choose_micro_batch(learner: Learner):
 def prepare(learner: Learner):
     "Choose the micro-batch and compile, before the first step. The clock runs (paper, section 2)."
     random_state = learner.device.random_state()
+    if learner.model.encoder.arch.init == "counts" and not learner.state.spent.steps:
+        embed_by_counts(learner)
+        learner.clock.lap("counts")
     if not learner.gradients.micro_batch_size:
         choose_micro_batch(learner)
         learner.clock.lap("estimate")
@@ -592,6 +608,21 @@ def prepare(learner: Learner):
         learner.clock.lap("compile")
     learner.device.set_random_state(random_state)  # dropout goes on as if nothing had been tried
     learner.device.reset_peak_memory()
+
+@torch.no_grad()
+def embed_by_counts(learner: Learner):
+    "Replace the first vectors of tokens by vectors that process 0 makes from counts of the text."
+    arch, masters = learner.model.encoder.arch, learner.optimizer.named
+    first = masters["encoder.embedding.weight"]
+    vectors = torch.zeros(first.shape)
+    if not learner.group.rank:
+        found = count_vectors(learner.corpus.rows, *first.shape, arch.init_std, learner.seed)
+        vectors = torch.from_numpy(found)
+    vectors = learner.group.all_reduce(vectors).to(first.device)
+    seen = vectors.any(1)[:, None]  # other tokens keep the vectors that were drawn
+    for weight in (first, masters.get("decoder", first)):
+        weight.copy_(torch.where(seen, vectors, weight))
+    torch._foreach_copy_(learner.optimizer.weights, learner.optimizer.masters)
 
 def compile_first_graph(learner: Learner):
     "Compile by a pass over the next sequences, whose gradients are dropped."

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from cramming_nb.app.frozen import FrozenTask, at_most, decided, encoder_to_read, frozen_features, graded
+from cramming_nb.app.frozen import MOST_ROWS, FrozenTask, at_most, decided, encoder_to_read, frozen_features, graded
 from cramming_nb.app.run import load_run
 from cramming_nb.engine.hardware import Hardware
 from cramming_nb.glue import encode, encoder_weights, load_glue, score_predictions
@@ -25,7 +25,7 @@ def measure(run: Path, data, hardware: Hardware) -> dict:
     arch = load_run(run).recipe.architecture
     tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
     encoder = encoder_to_read(arch, encoder_weights(run / "checkpoints"), hardware, 0)
-    begun, data = time.process_time(), at_most(data, 100_000)
+    begun, data = time.process_time(), at_most(data, MOST_ROWS)
     rows = {"train": data.train, **data.dev}
     features = {}
     for name, of_split in rows.items():

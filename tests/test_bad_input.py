@@ -7,6 +7,7 @@ import math
 import resource
 import shlex
 import shutil
+import sys
 from errno import EROFS
 from os import geteuid, strerror
 from pathlib import Path
@@ -333,8 +334,9 @@ def test_read_only_disk(verb, tiny, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def disk(request):
+def disk(request, monkeypatch):
     """A disk on which no file may grow beyond some bytes."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, before[1]))
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)

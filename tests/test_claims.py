@@ -17,8 +17,8 @@ NBS = ROOT / "nbs"
 ROWS = yaml.safe_load((ROOT / "records/claims.yaml").read_text())
 GROUPS = {"rules", "implementation", "data", "architecture", "objective", "training", "fine-tuning", "results"}
 WITHOUT_RUNS = {"stated", "computed", "not built", "needs a GPU"}
-WITH_RUNS = {"as the paper", "opposite here", "equivalent", "undecided", "not run yet"}
-FIELDS = set("id group claim section numbers where expects tests beside verdict basis output note".split())
+WITH_RUNS = {"agrees with the paper", "contradicts the paper", "equivalent", "undecided", "not run yet"}
+FIELDS = set("id group claim section numbers where expects expected tests beside verdict basis output note".split())
 
 # The claims of the paper by section: rules, implementation, data, architecture, training, GLUE, ablation, longer, rest.
 AUDIT = {"R": 6, "I": 3, "D": 17, "A": 32, "T": 18, "G": 10, "B": 2, "L": 1, "X": 1}
@@ -85,7 +85,7 @@ def test_row_is_complete(row):
         assert isinstance(row[field], str) and row[field]
     if "tests" in row:
         assert row["expects"] in {"better", "no better", "worse", "no different"}
-        assert row.get("verdict", "as the paper") in WITH_RUNS and "basis" not in row
+        assert row.get("verdict", "agrees with the paper") in WITH_RUNS and "basis" not in row
         assert "beside" not in row
     else:
         assert row["verdict"] in WITHOUT_RUNS and row["basis"]
@@ -120,7 +120,7 @@ def test_undecided_row_names_runs_that_would_decide_it(page):
         if judged.verdict in ("undecided", "not run yet"):
             assert (judged.verdict == "undecided") == bool(judged.difference)
             if judged.verdict == "undecided" and judged.difference.decides and not judged.decided_by:
-                reason = "longer runs" if judged.plateau else "more seeds than are planned"
+                reason = "longer runs" if judged.plateau else "more seeds than we have planned"
                 assert reason in page["basis"](row)
                 continue
             assert judged.decided_by, f"{row['id']}: no list plans three seeds of both sides"
@@ -166,24 +166,24 @@ def put(page, monkeypatch, **losses):
 
 
 def test_records_that_arrive_change_the_verdict(page, monkeypatch):
-    row = next(row for row in ROWS if row["id"] == "T2") | {"verdict": "opposite here"}
+    row = next(row for row in ROWS if row["id"] == "T2") | {"verdict": "contradicts the paper"}
     for name in ("mask 15", "mask 40", "mask 0.15", "mask 0.4"):
         for budget in ("3m", "2Mtok"):
             monkeypatch.setitem(page["runs"], (name, budget), [])
-    with pytest.raises(ValueError, match="says opposite here, its records say not run yet"):
+    with pytest.raises(ValueError, match="says contradicts the paper, its records say not run yet"):
         page["judge"](row)
     put(page, monkeypatch, mask_40={1: 4.20}, mask_15={1: 4.26})
-    with pytest.raises(ValueError, match="says opposite here, its records say undecided"):
+    with pytest.raises(ValueError, match="says contradicts the paper, its records say undecided"):
         page["judge"](row)
     low = {1: 4.20, 2: 4.21, 3: 4.19}
     put(page, monkeypatch, mask_40=low, mask_15={s: x + 0.06 + 0.002 * s for s, x in low.items()})
-    assert page["judge"](row).verdict == "opposite here"
+    assert page["judge"](row).verdict == "contradicts the paper"
 
 
 def test_a_verdict_that_its_records_do_not_support_fails(page, monkeypatch):
     row = next(row for row in ROWS if row["id"] == "A19")
-    assert page["judge"](row).verdict == row["verdict"] == "as the paper"
-    with pytest.raises(ValueError, match="its records say as the paper"):
+    assert page["judge"](row).verdict == row["verdict"] == "agrees with the paper"
+    with pytest.raises(ValueError, match="its records say agrees with the paper"):
         page["judge"](row | {"verdict": "equivalent"})
     put(page, monkeypatch, pocket={0: 4.19, 1: 4.20})  # two seeds are not enough
     with pytest.raises(ValueError, match="its records say undecided"):
@@ -205,11 +205,11 @@ BASE = {1: 4.20, 2: 4.21, 3: 4.19, 4: 4.22, 5: 4.18}
 @pytest.mark.parametrize(
     "expects, gaps, word",
     [
-        ("better", [-0.05, -0.06, -0.05, -0.04, -0.05], "as the paper"),
-        ("better", [0.05, 0.06, 0.05, 0.04, 0.05], "opposite here"),
-        ("no better", [0.05, 0.06, 0.05, 0.04, 0.05], "as the paper"),
-        ("no better", [-0.05, -0.06, -0.05, -0.04, -0.05], "opposite here"),
-        ("no different", [0.05, 0.06, 0.05, 0.04, 0.05], "opposite here"),
+        ("better", [-0.05, -0.06, -0.05, -0.04, -0.05], "agrees with the paper"),
+        ("better", [0.05, 0.06, 0.05, 0.04, 0.05], "contradicts the paper"),
+        ("no better", [0.05, 0.06, 0.05, 0.04, 0.05], "agrees with the paper"),
+        ("no better", [-0.05, -0.06, -0.05, -0.04, -0.05], "contradicts the paper"),
+        ("no different", [0.05, 0.06, 0.05, 0.04, 0.05], "contradicts the paper"),
         ("no different", [0.001, -0.002, 0.003, 0.0, -0.001], "equivalent"),
         ("better", [0.06, -0.05, 0.02, -0.04, 0.01], "undecided"),
     ],
@@ -284,11 +284,11 @@ def test_stale_quotations_are_brought_up_to_date(page):
     judged = {claim: page["judgements"][claim] for claim in ("A19", "T3", "T7")}
     links = {claim: f"(lab/claims.ipynb#claim-{claim})" for claim in judged}
     stale = (
-        f"[undecided]{links['A19']}, [as the paper]{links['T7']} (−0.100 nats, 95 % −0.200 to −0.050), "
-        f"[as the paper]{links['T3']} (−0.136 nats, 95 % −0.144 to −0.128), [T3]{links['T3']}"
+        f"[undecided]{links['A19']}, [agrees with the paper]{links['T7']} (−0.100 nats, 95 % −0.200 to −0.050), "
+        f"[agrees with the paper]{links['T3']} (−0.136 nats, 95 % −0.144 to −0.128), [T3]{links['T3']}"
     )
     assert book.quotations(stale, judged) == (
-        f"[{judged['A19'].verdict}]{links['A19']}{book.found(judged['A19'])}, "
+        f"[{judged['A19'].verdict}]{links['A19']}, "
         f"[{judged['T7'].verdict}]{links['T7']}{book.found(judged['T7'])}, "
         f"[needs a GPU]{links['T3']}, [T3]{links['T3']}"
     )

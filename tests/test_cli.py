@@ -1,6 +1,6 @@
 """The command answers at once, explains each of its options, and says what it printed."""
 
-import dataclasses
+import inspect
 import json
 import os
 import re
@@ -14,7 +14,7 @@ import yaml
 from conftest import command, lines
 
 from cramming_nb.app import cli
-from cramming_nb.app.cli import COMMANDS, BenchDataCommand, BenchGlueCommand, BenchTrainCommand
+from cramming_nb.app.cli import BENCHES, COMMANDS, RunOptions
 from cramming_nb.engine.checkpoint import Interrupted
 from cramming_nb.recipes import RECIPES, flat, load_recipe
 
@@ -175,7 +175,7 @@ def test_a_second_sigterm_finds_it_leaving():
     code = """import atexit, signal
 from cramming_nb.app import cli
 atexit.register(signal.raise_signal, signal.SIGTERM)
-cli.parse = lambda argv: signal.raise_signal(signal.SIGTERM)
+cli.perform = lambda argv: signal.raise_signal(signal.SIGTERM)
 cli.main(["run"])"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (143, "")
@@ -190,7 +190,7 @@ def test_a_command_says_whether_it_goes_on(name, error, code, monkeypatch):
     def interrupted(argv):
         raise error
 
-    monkeypatch.setattr(cli, "parse", interrupted)
+    monkeypatch.setattr(cli, "perform", interrupted)
     said = command(name)
     what = "stopped and saved" if code == 143 and name in GOES_ON else "interrupted"
     advice = "; the same command goes on from here" if name in GOES_ON else ""
@@ -223,9 +223,15 @@ def explained(text: str) -> dict[str, str]:
     return found
 
 
-BENCHES = {"train": BenchTrainCommand, "data": BenchDataCommand, "glue": BenchGlueCommand}
 PAGES = {name: kind for name, kind in COMMANDS.items() if name != "bench"}
 PAGES |= {f"bench {name}": kind for name, kind in BENCHES.items()}
+
+
+def options_of(function) -> list[inspect.Parameter]:
+    """The parameters of a command, and the fields of the options that it shares."""
+    own = inspect.signature(function).parameters.values()
+    shared = inspect.signature(RunOptions).parameters.values()
+    return [option for p in own for option in (shared if p.name == "options" else [p])]
 
 
 def help_of(name: str, monkeypatch) -> str:
@@ -238,21 +244,22 @@ def test_help_lists_every_bench(monkeypatch):
     _, listed = help_of("bench", monkeypatch).split("subcommands")
     listed = " ".join(re.sub(r"[│╭╮╰╯─]", " ", listed).split())
     found = dict(re.findall(r"• (\w+) (.+?)(?= •|$)", listed))
-    assert found == {name: " ".join(kind.__doc__.split()) for name, kind in BENCHES.items()}
+    told = {name: inspect.getdoc(kind).partition("\n\nArgs:")[0] for name, kind in BENCHES.items()}
+    assert found == {name: " ".join(text.split()) for name, text in told.items()}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_help_explains_each_field_and_its_default(name, monkeypatch):
     found = explained(help_of(name, monkeypatch))
     found = {entry: text for entry, text in found.items() if not entry.startswith("-h")}
-    fields = dataclasses.fields(PAGES[name])
+    fields = options_of(PAGES[name])
     assert len(found) == len(fields), found
     for entry, text in found.items():
         meaning, default = re.fullmatch(r"(.*?) ?(\(default: .*\)|\(required.*\))?", text).groups()
         assert default, f"{entry}: no default"
         assert len(meaning.split()) >= 2, f"{entry}: {meaning!r} explains nothing"
     for field in fields:
-        if field.default not in (dataclasses.MISSING, None, (), ""):
+        if field.default not in (inspect.Parameter.empty, None, (), ""):
             assert f"(default: {field.default})" in " ".join(found.values()), field.name
 
 

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import time
 from errno import ENOSPC, EROFS
 from itertools import count
@@ -201,8 +202,9 @@ def test_every_change_is_named(stopped, undisturbed):
 
 
 @pytest.fixture
-def disk():
+def disk(monkeypatch):
     """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)

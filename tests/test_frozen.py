@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import frozen_rows
 import numpy as np
 import pytest
 import torch
@@ -125,3 +126,11 @@ def test_record_of_costs_and_ranks(finished, glue, tmp_path):
     first, second = json.loads((tmp_path / "out.json").read_text())["scores"]
     assert (first["task"], second["task"]) == ("rte", "cola") and first["encoding"] > 0 < first["fitting"]
     assert first["fine_tuned"] == [] and 0 <= first["scores"]["rte"] <= 1
+
+
+def test_record_of_rows(finished, glue, tmp_path):
+    (glue / "CoLA").rename(glue / "SST-2")
+    (glue / "SST-2" / "dev.jsonl").unlink()
+    frozen_rows.main([str(tmp_path / "out.json"), str(finished.folder), "--glue-dir", str(glue)])
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["held_back"] == 2 and record["encoding"] > 0 and {row["rows"] for row in record["scores"]} == {22}

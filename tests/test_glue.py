@@ -31,6 +31,7 @@ from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.hardware import DEVICES, Device, Hardware
 from cramming_nb.glue import (
     NINE,
+    PAIR_VIEWS,
     PAPER_SCORES,
     PROTOCOLS,
     REFERENCE,
@@ -257,6 +258,23 @@ def write_glue(folder: Path, name: str, train: list[dict], dev: list[dict], test
             write_jsonl(folder / name / f"{split}.jsonl", list(rows))
 
 
+@pytest.mark.parametrize("protocol", ["rules", "reference", "frozen"])
+def test_the_table_of_the_paper_can_be_filled(protocol, a_copy, official):
+    """All nine numbers and their mean, for each protocol, from the benchmark's own files."""
+    for path in official.glob("*/*.tsv"):
+        if path.stem == "train":  # several rows, so that there are some to hold back
+            head, *rows = path.read_text().splitlines(keepends=True)
+            rows = rows or [head]
+            path.write_text(("" if path.parent.name == "CoLA" else head) + "".join(rows * 20))
+    said = a_copy.command("glue", "first", "--glue-dir", official, "--protocol", protocol, "--no-baseline")
+    assert said.code == 0, said.err
+    table = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in said.out.splitlines() if line[:1] == "|"}
+    head, line = table[""], table["frozen" if protocol == "frozen" else "pretrained"]
+    assert [cell.strip() for cell in head] == [*NINE, "mean"] and len(line) == 10
+    assert not [cell for cell in line if "–" == cell.strip()]
+    assert "9 of 9 GLUE numbers" in said.out and "mean with MNLI counted once" in said.out
+
+
 def test_table_says_what_is_not_official(a_copy, glue):
     rows = [row | dict(label=1) for row in GLUE_ROWS["cola"]]
     write_glue(glue, "CoLA", [*rows, dict(sentence=" ", label=0)], GLUE_ROWS["cola"])
@@ -464,6 +482,49 @@ def test_fast_fine_tuning_is_the_plain_one(name, protocol):
     for parameter, weight in model.encoder.named_parameters():
         torch.testing.assert_close(encoder_of(tuner)[parameter], weight.detach(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(tuner.predict(rows[:7]), plain_answers(model, ids[:7], own), atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_learning_rates_decay_over_the_layers(norm):
+    """The first step moves each weight by its layer's share; ELECTRA's exponents are 0, and 2 from the top layer on."""
+    arch = replace(SMALL, num_layers=2, norm_placement=norm, final_norm=norm == "pre", neighbor_mixing=2)
+    data, moved = TaskData(TASKS["cola"], word_rows(16), {}), []
+    for decay in (0.5, 1.0):
+        protocol = Protocol(layer_decay=decay, lr=0.01)
+        tuner = FineTuner(arch, None, word_tokenizer(), data, protocol, 0, hardware())
+        before = {name: weight.detach().clone() for name, weight in tuner.optimizer.named.items()}
+        for t in (0.1, 0.2):  # the rate is set anew for each step
+            tuner.step(tuner.batches[0], t)
+            if t == 0.1:
+                moved.append({n: (w.detach() - before[n]).norm().item() for n, w in tuner.optimizer.named.items()})
+        rates = {group["lr"] for optimizer in tuner.optimizer.optimizers for group in optimizer.param_groups}
+        assert max(rates) == learning_rate(protocol, 0.2) and len(rates) == (4 if decay < 1 else 1)
+    shares = {"head": 1, "encoder.final_norm": 1, "encoder.blocks.1": 2**-2, "encoder.blocks.0": 2**-3}
+    for name, distance in moved[0].items():
+        share = next((of for start, of in shares.items() if name.startswith(start)), 2**-4)
+        assert distance == pytest.approx(moved[1][name] * share, rel=1e-3), name
+
+
+@pytest.mark.parametrize("pairs", PAIR_VIEWS)
+def test_sentences_of_symmetric_pairs_are_exchanged(pairs):
+    protocol, rows = Protocol(swap=True, pairs=pairs, epochs=3, batch_size=8), word_rows(20, pair=True)
+    data = TaskData(TASKS["mrpc"], rows, {})
+    tuner = FineTuner(SMALL, None, word_tokenizer(), data, protocol, 0, hardware())
+    epochs = np.split(np.concatenate(tuner.batches), 3)
+    assert [sorted(epoch - order) for epoch, order in zip(epochs, (0, 20, 0), strict=True)] == 3 * [list(range(20))]
+    exchanged = [(b, a, label) for a, b, label in rows]
+    assert tuner.train_ids == tuner.encode(rows) + tuner.encode(exchanged)
+    tuner.train()
+    assert tuner.predict(rows).tolist() == tuner.predict(exchanged).tolist()
+    rte = FineTuner(SMALL, None, word_tokenizer(), replace(data, task=TASKS["rte"]), protocol, 0, hardware())
+    assert len(rte.train_ids) == 20 and max(map(max, rte.batches)) == 19  # an entailment has a direction
+
+
+def test_small_tasks_get_more_epochs():
+    data = {name: TaskData(TASKS[name], word_rows(rows), {}) for name, rows in (("rte", 100), ("cola", 2000))}
+    found = {name: for_task(Protocol(fewest_steps=70), name, data) for name in data}
+    assert found == dict(rte=Protocol(epochs=12), cola=Protocol())
+    assert found["rte"].breaches == ["12 epochs"]
 
 
 def some_rows(name: str) -> list[tuple]:

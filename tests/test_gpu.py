@@ -84,7 +84,7 @@ def test_the_matrix_rate_is_plausible(hardware):
 
 @only_gpu
 def test_the_gpu_is_in_the_table_of_data_sheets(on_gpu):
-    assert datasheet_rate(on_gpu.name), f"add {on_gpu.name} to GPU_DATASHEETS"
+    assert datasheet_rate(on_gpu.name), f"add {on_gpu.name} to GPU_TFLOPS"
 
 
 def test_a_rate_leaves_the_random_numbers_of_a_run_alone(hardware):

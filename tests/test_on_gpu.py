@@ -105,6 +105,7 @@ def test_a_rehearsal_of_every_stage(packed, tmp_path):
     assert set(profile) == set(on_gpu.ARMS) and all(arm["tokens_per_second"] > 0 for arm in profile.values())
     tried, chosen = read(tmp_path / "out" / "variants.json"), read(on_gpu.result_file(a, "best"))
     losses = {name: outcome["heldout_loss"] for name, outcome in tried.items()}
+    losses.pop("small, replaced tokens")  # its generator's, which compares with no other
     assert chosen["variant"] == min(losses, key=losses.get)
     for stage in ("sprint", "best"):
         record = RunRecord.read(tmp_path / "out" / f"{stage}.record.json")

@@ -128,7 +128,7 @@ def overflow(optimizer, value=math.inf):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_that_overflows_leaves_everything_as_it_was(name):
-    """Weights, means, counts of steps, averages, and the weights that schedule-free trains and evaluates."""
+    """Weights, means, counts of steps and averages."""
     model, twin = build(), build()
     optimizer, undisturbed = Optimizer(model, CONFIGS[name]), Optimizer(twin, CONFIGS[name])
     assert not overflow(optimizer).isfinite()  # the very first step
@@ -196,13 +196,13 @@ def test_a_state_goes_through_a_file(name, dtype, tmp_path):
     model, other = build(dtype=dtype), build(seed=1, dtype=dtype)
     optimizer, resumed = Optimizer(model, config), Optimizer(other, config)
     assert not has_state(optimizer)
-    learn(model, optimizer, range(12))  # beyond SOAP's first renewal of its matrices
+    learn(model, optimizer, range(12))
     assert has_state(optimizer) and not optimizer.has_gradients
     save_checkpoint(tmp_path, 12, optimizer.state_dict(), {})
     saved, _ = load_checkpoint(tmp_path)
     kinds = {key.removesuffix(".encoder.up.weight") for key in saved if key.endswith(".encoder.up.weight")}
     assert "master" in kinds and len(kinds) > 1  # what the optimizers keep for a weight has its name
-    assert ("average" in kinds) == (config.average != "none" or config.name == "schedule_free")
+    assert ("average" in kinds) == (config.average != "none")
     resumed.load_state_dict(saved)
     assert has_state(resumed) and same_bits(copied(optimizer), copied(resumed))
     learn(model, optimizer, range(13, 26))

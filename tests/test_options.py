@@ -4,9 +4,11 @@ import doctest
 from dataclasses import fields
 
 import pytest
+import yaml
 
 import cramming_nb.engine.options
 from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.options import read_yaml
 from cramming_nb.recipes import RECIPES, Recipe, change, field_help, flat
 
 PARTS = [part for part in vars(Recipe()) if part != "name"]
@@ -52,3 +54,14 @@ def test_not_a_number_is_refused(key):
 def test_recipes_keep_their_own_limits(name):
     assert change(RECIPES[name], {}) == RECIPES[name]
     assert set(field_help(RECIPES[name])) == set(flat(RECIPES[name]))
+
+
+def test_yaml_may_merge_a_nested_mapping_again():
+    text = "- {name: one, set: &s {<<: {x: 0}, x: 1}}\n- {<<: *s, name: two}"
+    assert read_yaml(text) == [{"name": "one", "set": {"x": 1}}, {"x": 1, "name": "two"}]
+
+
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "{a: {b: 1, b: 1}}", "{[1]: 2}", "a: 1\n---\nb: 2", "a: 2020-02-30", "!!bool z", "[" * 3000])
+def test_yaml_that_is_no_configuration_is_a_yaml_error(text):
+    with pytest.raises(yaml.YAMLError):
+        read_yaml(text)

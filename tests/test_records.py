@@ -8,6 +8,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cramming_nb.app.records import (
@@ -20,6 +21,7 @@ from cramming_nb.app.records import (
     score_differences,
     scores,
     sections,
+    verdict,
 )
 from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import NINE
@@ -241,6 +243,26 @@ def test_report_of_two_says_what_differs_and_by_how_much(data):
     text = report(one, two, markdown=True)
     assert "| optimizer.lr |" in text and "+5.0" in text and "## What differs" in text
     assert report(one, two).count("<img ") == 2  # the curves, by tokens and by seconds
+
+
+def with_rows_drawn_again(init: str, **means: float) -> list[dict]:
+    """Results of tasks with these scores, and replicates that vary by a point."""
+    rng = np.random.default_rng(len(init))
+    return [
+        dict(task=task, init=init, seed=0, scores={task: mean}, replicates={task: rng.normal(mean, 0.01, 200).tolist()})
+        for task, mean in means.items()
+    ]
+
+
+def test_a_model_is_compared_with_its_baselines_in_words():
+    results = [
+        *with_rows_drawn_again("counting", stsb=0.7, rte=0.55, cola=0.12),
+        *with_rows_drawn_again("random", stsb=0.5, rte=0.53, cola=0.0),
+        *with_rows_drawn_again("pretrained", stsb=0.71, rte=0.55, cola=0.12),
+    ]
+    said = verdict(results)
+    assert "scores 46.0 on average" in said
+    assert "not clearly different from a bag of words" in said and "11.7 points above the same model" in said
 
 
 def test_report_of_three_and_of_the_same_run_twice(data):

@@ -189,7 +189,7 @@ def agree():
     sys.exit(bool(stale))
 
 
-DECIDED = ("as the paper", "opposite here", "equivalent")
+DECIDED = ("agrees with the paper", "contradicts the paper", "equivalent")
 VERDICTS = (
     *DECIDED,
     "undecided",
@@ -233,11 +233,11 @@ def found(judged) -> str:
 
 
 def quotations(text: str, judgements: dict[str, object]) -> str:
-    """The same text with every verdict that it quotes as a link brought up to date."""
+    """The same text with every verdict that it quotes as a link, and the interval beside it, brought up to date."""
 
     def verdict(match: re.Match) -> str:
         judged = judgements[match[3]]
-        return f"[{judged.verdict}]({match[2]}){found(judged)}"
+        return f"[{judged.verdict}]({match[2]}){found(judged) if match[4] else ''}"
 
     return QUOTED.sub(verdict, text)
 

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "records"
 PAPER = RECIPES["crammed-v2"]
 SYMBOLS = {  # what a verdict is on a card; the rest of them, such as `needs a GPU`, are –
-    "as the paper": "●",
+    "agrees with the paper": "●",
     "computed": "●",
-    "opposite here": "○",
+    "contradicts the paper": "○",
     "equivalent": "=",
     "undecided": "?",
 }
@@ -105,10 +105,15 @@ def speed(name: str) -> str:
     return f"{abs(percent)} % {'faster' if percent > 0 else 'slower'}" if percent else "as fast"
 
 
-def loss(name: str) -> str:
+def heldout(name: str) -> float:
     """The mean held-out loss of the runs of one entry of the lab."""
     records = [json.loads(path.read_text()) for path in sorted((RECORDS / "lab").glob(f"{name}-*.json"))]
-    return f"{fmean(record['pretraining']['heldout_loss'] for record in records):.2f} nats"
+    return fmean(record["pretraining"]["heldout_loss"] for record in records)
+
+
+def loss(name: str) -> str:
+    """The same, as it is printed."""
+    return f"{heldout(name):.2f} nats"
 
 
 def gap(name: str) -> dict[str, float] | None:
@@ -119,11 +124,21 @@ def gap(name: str) -> dict[str, float] | None:
 
 def effect(name: str) -> str:
     """What a change did to the held-out loss, with its interval."""
-    mean, low, high = (signed(gap(name)[end]) for end in ("mean", "low", "high"))
+    return with_interval(gap(name))
+
+
+def at_equal_text(name: str) -> str:
+    """The same after the same number of tokens, whatever the speed."""
+    return with_interval(CHANGES[name]["equal_text"])
+
+
+def with_interval(found: dict[str, float]) -> str:
+    """A difference in loss, as it is printed."""
+    mean, low, high = (signed(found[end]) for end in ("mean", "low", "high"))
     return f"{mean} nats ({low} to {high})"
 
 
-MARKERS = {"flops": flops, "weights": extra_weights, "speed": speed, "loss": loss, "effect": effect}
+MARKERS = {"flops": flops, "weights": extra_weights, "speed": speed, "loss": loss, "effect": effect, "text": at_equal_text}
 
 
 def filled(text: str) -> str:
@@ -163,8 +178,8 @@ def evidence(card: Card) -> str:
     """The paper's number, ours at equal time, and the verdicts."""
     parts = [f"Paper: {card.says}"] if card.says else []
     if card.changes:
-        origin = f" from {card.base}" if card.base else ""
-        parts.append(f"Undone{origin}: {'; '.join(measured(card))}.")
+        origin = f", in {card.base}" if card.base else ""
+        parts.append(f"If changed{origin}: {'; '.join(measured(card))}.")
     if card.note:
         parts.append(card.note)
     if card.claims:
@@ -189,16 +204,27 @@ def draw(card: Card) -> str:
 :::"""
 
 
-def undone(card: Card) -> str:
-    """The largest difference in loss that undoing a decision made, in nats; nothing if none is known.
+def level(name: str) -> float | None:
+    """The held-out loss with a change less that of `pocket`; of an entry of the lab, its loss; None on the plateau."""
+    if name not in CHANGES:
+        return heldout(name)
+    return found["mean"] if (found := gap(name)) else None
 
-    Where no change undoes it: what chapter 1 says that it is worth.
-    """
-    found = [one["mean"] for name in card.changes if (one := gap(name))]
-    if not found and set(card.worth.values()) & set(CHANGES):
-        sides = {side: gap(name)["mean"] for side, name in card.worth.items()}
-        found = [sides.get("undone", 0) - sides.get("kept", 0)]
-    return signed(max(found, key=abs)) if found else ""
+
+def worth(card: Card) -> float | None:
+    """How far the loss rises when a decision is undone, in nats, as in the table of chapter 1; None if unknown."""
+    if card.worth:
+        undone, kept = (level(card.worth[side]) if side in card.worth else 0 for side in ("undone", "kept"))
+        return undone - kept
+    found = [effect for name in card.changes if (effect := level(name)) is not None]
+    return max(found, key=abs, default=None)
+
+
+def undone(card: Card) -> str:
+    """What a decision is worth, as an overview shows it; in parentheses if another recipe than `pocket` shows it."""
+    if worth(card) is None:
+        return "plateau" if any(CHANGES[name]["plateau"] for name in card.changes) else ""
+    return f"({signed(worth(card))})" if card.base else signed(worth(card))
 
 
 def overview(chapter: str) -> str:

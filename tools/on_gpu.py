@@ -66,10 +66,12 @@ SMALL = {
     "training.micro_batch_size": 512,
 }
 MUON = {"optimizer.name": "muon", "optimizer.lr": 3e-3}
+REPLACED = {"objective.name": "rtd"}
 ARMS = {  # what is profiled: recipe and changes
     "sprint": ("sprint", {}),
     "small": ("sprint", SMALL),
     "small, muon": ("sprint", SMALL | MUON),
+    "small, replaced tokens": ("sprint", SMALL | REPLACED),
     "crammed-v2": (
         "crammed-v2",
         {"schedule.batch_size": 512, "schedule.batch_ramp": 0.0, "training.compile_by": "block"},
@@ -80,6 +82,7 @@ VARIANTS = {  # changes of `sprint`, and the arm whose speed they have
     "small": (SMALL, "small"),
     "small, muon": (SMALL | MUON, "small, muon"),
     "small, muon, 40 % masks": (SMALL | MUON | {"objective.mlm_probability": 0.4}, "small, muon"),
+    "small, replaced tokens": (SMALL | REPLACED, "small, replaced tokens"),  # its loss is its generator's
 }
 RATES = (1e-4, 3e-4)  # of fine-tuning, to choose from
 READINGS = ("apart", "joint", "both")  # of sentence pairs, to choose from
@@ -404,7 +407,8 @@ def best(a: argparse.Namespace) -> dict:
     variant = a.variant
     if not variant:
         tried = json.loads(result_file(a, "variants").read_text())
-        variant = min(tried, key=lambda name: tried[name]["heldout_loss"])
+        comparable = [name for name in tried if not REPLACED.items() <= VARIANTS[name][0].items()]
+        variant = min(comparable, key=lambda name: tried[name]["heldout_loss"])
     return dict(variant=variant) | pretrain_and_tune(a, "best", VARIANTS[variant][0])
 
 
@@ -534,7 +538,7 @@ def extra(a: argparse.Namespace) -> dict:
     folder = max((a.work / "runs").glob("*/record.json"), key=lambda path: path.stat().st_mtime).parent
     run, found = load_run(folder), dict(run=folder.name)
     hardware, folders = hardware_of(run), [trip / "blimp" for trip in a.trips if (trip / "blimp").exists()]
-    if folders:
+    if folders and run.recipe.objective.name == "mlm":  # others give no sentence a probability
         model, tokenizer = load_model(folder / "export")
         with torch.device(hardware.kind):
             pairs = paradigms_in(folders[0], 200).items()

@@ -26,7 +26,7 @@ print(tuple(model(**tokenizer("The [MASK] is late.", return_tensors="pt")).logit
 """
 EXTRAS = {  # what asks for the extra, the file that shows that it was there, and whether it is refused without
     "hf": (["python", "-c", LOADS], None, False),
-    "optim": (["cram", "pretrain", *SMALL, "--name", "optim", "--set", "optimizer.name=lion"], "runs/optim/log.jsonl", True),
+    "optim": (["cram", "pretrain", *SMALL, "--name", "optim", "--set", "optimizer.name=adafactor"], "runs/optim/log.jsonl", True),
     "dedup": (["cram", "data", "build", "pocket", *TEXT, "--set", "corpus.dedup=200"], None, True),
     "onnx": (["cram", "export", "core", "--onnx", "--to", "with-onnx"], "with-onnx/model.onnx", True),
     "track": (["cram", "pretrain", *SMALL, "--name", "track", "--tensorboard"], "runs/track/tensorboard", True),

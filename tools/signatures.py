@@ -94,7 +94,8 @@ class Cell:
             fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
             fields = [f for f in fields if not re.fullmatch(r"(?!Path)[A-Z]\w+", ast.unparse(f.annotation))]
             for field in fields:
-                if not self.comment(field).strip() and not is_option(field.value):
+                above = self.lines[field.lineno - 2].strip().startswith("#")
+                if not (self.comment(field).strip() or above or is_option(field.value)):
                     yield f"{name}.{field.target.id} has no comment"
         bases = [documented().get(ast.unparse(base), set()) for base in node.bases]
         yield from self.of(node.body, name + ".", told, frozenset().union(*bases))

@@ -1,8 +1,24 @@
 """The program `cram`, from the first moment of its process to the last (the page `app/cli`)."""
 
+import io
 import os
+import shutil
 import signal
 import sys
+
+class Notices(io.TextIOWrapper):
+    "Standard error. What finds no room there is lost, as no work should end for want of a notice."
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self):
+        try:
+            super().flush()
+        except OSError:  # said by the exit code alone
+            return
 
 def prepare_streams():
     """Make standard streams that any text can be written to and, for input, UTF-8.
@@ -14,8 +30,14 @@ def prepare_streams():
             nowhere = open(os.devnull, mode, encoding="utf-8")
             os.set_inheritable(nowhere.fileno(), True)  # else worker processes had none
             setattr(sys, name, nowhere)
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "40"  # the help of `cram` takes for ever to fit into one column
     sys.stdin.reconfigure(encoding="utf-8-sig")
     sys.stdout.reconfigure(errors="replace")
+    wrapped = sys.stderr
+    sys.stderr = Notices(wrapped.buffer, wrapped.encoding, wrapped.errors,
+                         line_buffering=True, write_through=True)
+    sys.stderr.wrapped = wrapped  # whose end would close the stream
 
 def program() -> int:
     "Do what the arguments ask for, and return the exit code; Ctrl-C ends it without a traceback."

@@ -6,7 +6,7 @@
 __all__ = ['frozen_features', 'score_frozen', 'encoder_to_read', 'frozen_scores']
 
 # %% ../../nbs/app/frozen.ipynb #frzn0004
-import hashlib, json, time
+import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 from ..architecture import Architecture, Encoder, pair_features
-from ..engine.files import write_text
+from .finetuning import kept, newest_checkpoint, short_hash
 from ..engine.hardware import Device, Hardware
 from ..glue import (
-    Task, TaskData, Views, encode, encoder_weights, held_back_rows, score_predictions)
+    Task, TaskData, Views, encode, encoder_weights, held_back_rows, load_encoder,
+    score_predictions)
 from .counting import fit_counts
 
 # %% ../../nbs/app/frozen.ipynb #frzn0008
@@ -123,7 +124,7 @@ class FrozenTask:
         return max(WEIGHTS, key=score)
 
 # %% ../../nbs/app/frozen.ipynb #frzn0023
-MOST_ROWS = 100_000  # of a task that are learned from
+MOST_ROWS = 20_000  # of a task that are learned from
 
 def at_most(data: TaskData, rows: int) -> TaskData:
     "The task with at most so many training rows, drawn at random."
@@ -167,9 +168,7 @@ def encoder_to_read(arch: Architecture, weights: dict | None, hardware: Hardware
                     seed: int) -> Encoder:
     "An encoder with some weights, or with random ones, that will not be trained."
     torch.manual_seed(seed)
-    encoder = Encoder(arch, hardware.attention)
-    if weights is not None:
-        encoder.load_state_dict(weights)
+    encoder = load_encoder(arch, weights, hardware.attention)
     return encoder.to(hardware.device.kind, hardware.dtype).eval()
 
 def frozen_scores(tasks: dict[str, TaskData],
@@ -182,23 +181,21 @@ def frozen_scores(tasks: dict[str, TaskData],
                   progress: bool = True,    # whether to show a progress bar
                   ) -> list[dict]:
     "Frozen scores of every task, of random weights and of the pretrained encoder; resumable."
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = max((path.name for path in checkpoints.glob("step-*")), default="")
-    encoders = {("frozen random", seed): encoder_to_read(arch, None, hardware, seed)
-                for seed in seeds}
-    weights = encoder_weights(checkpoints)
-    encoders["frozen", 0] = encoder_to_read(arch, weights, hardware, 0)
+    newest, weights = newest_checkpoint(checkpoints), encoder_weights(checkpoints)
+    lines = [("frozen random", seed, None) for seed in seeds] + [("frozen", 0, weights)]
+    jobs = [(name, *line) for line in lines for name in tasks]
+
+    def score(name: str, init: str, seed: int, weights: dict | None) -> list[dict]:
+        encoder = encoder_to_read(arch, weights, hardware, seed)
+        found = score_frozen(tasks[name], encoder, tokenizer, hardware.device,
+                             together=init == "frozen")
+        return [dict(result, init=init if kind == "frozen" else kind, seed=seed)
+                for kind, result in found.items()]
+
     results = []
-    jobs = [(name, *key) for name in tasks for key in encoders]
-    for name, init, seed in tqdm(jobs, "frozen features", unit="task", disable=not progress):
-        causes = tasks[name].digest, repr(arch), newest, seed
-        checksum = hashlib.sha256(repr(causes).encode()).hexdigest()[:12]
-        path = folder / f"{name}-{init.replace(' ', '-')}-{seed}-{checksum}.json"
-        if not path.exists():
-            found = score_frozen(tasks[name], encoders[init, seed], tokenizer, hardware.device,
-                                 together=init == "frozen")
-            named = [dict(result, init=init if kind == "frozen" else kind, seed=seed)
-                     for kind, result in found.items()]
-            write_text(path, json.dumps(named))
-        results += json.loads(path.read_text())
+    for job in tqdm(jobs, "frozen features", unit="task", disable=not progress):
+        name, init, seed, _ = job
+        causes = short_hash(tasks[name].digest, MOST_ROWS, arch, newest, seed)
+        path = folder / f"{name}-{init.replace(' ', '-')}-{seed}-{causes}.json"
+        results += kept(path, lambda: score(*job))
     return results

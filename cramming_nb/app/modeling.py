@@ -1,8 +1,11 @@
 """The models of chapter 5 as model classes of `transformers` (the export page)."""
 
+from collections.abc import Callable
+from functools import partial
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -54,6 +57,7 @@ class CrammingModel(PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     accepts_loss_kwargs = False  # of the Trainer
+    supports_gradient_checkpointing = True
     _supports_sdpa = True  # PyTorch's fused attention
 
     def __init__(self, config: CrammingConfig):
@@ -82,6 +86,19 @@ class CrammingModel(PreTrainedModel):
             new_module = type(module)(arch)
             table = getattr(module, name)
             table.copy_(getattr(new_module, name))
+
+    def _set_gradient_checkpointing(
+            self,
+            enable: bool = True,
+            gradient_checkpointing_func: Callable = checkpoint,  # calls a block with its inputs
+            every_n_layers: int = 1):
+        "Let each n-th block compute again, in the backward pass, what it would else remember."
+        for number, block in enumerate(self.model.encoder.blocks):
+            forward = type(block).forward.__get__(block)
+            block.gradient_checkpointing = enable and number % every_n_layers == 0
+            if block.gradient_checkpointing:
+                forward = partial(gradient_checkpointing_func, forward)
+            block.forward = forward
 
     def get_input_embeddings(self) -> nn.Module:
         "The table with a vector for each token of the vocabulary."

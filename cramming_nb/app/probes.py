@@ -98,7 +98,7 @@ def overlap(sampler: Sampler) -> tuple:
 # %% ../../nbs/app/probes.ipynb #4d908947
 PROBES = {  # name: (what makes a row, the task)
     "order": (order, Task("order", "", False, BINARY, matthews)),
-    "source": (own_source, Task("source", "", False, (), accuracy)),  # the classes depend on the text
+    "source": (own_source, Task("source", "", False, (), accuracy)),  # its classes come later
     "adjacent": (adjacent, Task("adjacent", "", True, BINARY, f1)),
     "relation": (relation, Task("relation", "", True, (0, 1, 2), accuracy)),
     "overlap": (overlap, Task("overlap", "", True, None, spearman)),

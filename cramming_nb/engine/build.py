@@ -7,7 +7,7 @@ __all__ = ['TEXT', 'token_type', 'tokens_schema', 'token_columns', 'Store', 'blo
            'chosen_tokens', 'cache_entries', 'free_cache']
 
 # %% ../../nbs/engine/build.ipynb #b17d0004
-import json, shutil, time
+import json, os, re, shutil, time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .errors import UserError
 from .files import Busy, file_checksum, lock, read_arrow, remove_folder
 from .files import verify, write_arrow, write_text
-from .jobs import Local, Ray, Unfinished, add_rates, read_manifest, run_stage
+from .jobs import Local, Ray, Unfinished, read_manifest, run_stage
 
 # %% ../../nbs/engine/build.ipynb #9fbf8311
 def token_type(vocab_size: int) -> type:
@@ -126,7 +126,11 @@ class Store:
         "Say what a source will take, by its first table; stop if the disk is too small for it."
         if not len(documents := read_arrow(first)):
             return
-        tried = try_out(documents["text"].chunk(0).to_pylist())
+        try:
+            tried = try_out(documents["text"].chunk(0).to_pylist())
+        except UserError as error:  # the rest may be different
+            tqdm.write(f"in the beginning of the text: {error}")
+            return
         found = estimate_build(first, num_parts, self.workers.count, tried)
         line = check_estimate(found, self.folder, size())
         if self.progress:
@@ -157,7 +161,8 @@ class Store:
         """Read the documents, then make rows of them in another folder, unless rows are there.
 
         `read()` returns the table of its steps, `make(folder)` the manifest of the rows, to which
-        `about` is added. The documents are deleted, unless a build asked to `keep` them. Only one
+        `about` is added. The documents are deleted, unless a build asked to `keep` them, which
+        reads them again if need be. Only one
         process at a time builds from the same documents.
         """
         def read_all(stage: Path) -> dict:
@@ -169,14 +174,14 @@ class Store:
             kept = self.folder / "kept"
             if keep:
                 kept.touch()
-            if not read_manifest(folder):
+            if keep or not read_manifest(folder):
                 for name, checksum in (read_manifest(self.folder) or {}).get("files", {}).items():
                     verify(self.folder / name, checksum)
                 stages = run_stage(self.folder, read_all)["stages"]
 
                 def make_all(target: Path) -> dict:
                     made = make(target)
-                    return made | about | dict(stages=add_rates([*stages, *made["stages"]]))
+                    return made | about | dict(stages=[*stages, *made["stages"]])
                 run_stage(folder, make_all)
             if not kept.exists():
                 remove_folder(self.folder)
@@ -249,13 +254,27 @@ def check_estimate(found: dict, folder: Path, source_bytes: int) -> str:
                          "folder with --data-dir, or read less, such as [:1000000] documents")
     return line
 
+# %% ../../nbs/engine/build.ipynb #leftpart
+def is_left(path: Path) -> bool:
+    "Whether a file or folder is half made or half deleted, by a process that is no more."
+    writer = re.match(r"\.part-(\d{1,9})-", path.name)
+    if not writer:
+        return False
+    try:
+        os.kill(int(writer[1]), 0)  # asks whether the process is there
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is there, and another user's
+        pass
+    return False
+
 # %% ../../nbs/engine/build.ipynb #dbe9b7e7
 def cache_entries(root: Path) -> list[dict]:
     "What a cache folder holds: path, kind, source and bytes of each corpus and unfinished build."
     entries = []
     for path in sorted(Path(root).glob("*")):
         kind = path.name.split("-")[0]
-        if kind not in ("corpus", "documents", "docstrings", "piped"):
+        if kind not in ("corpus", "documents", "docstrings", "piped") and not is_left(path):
             continue
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         try:
@@ -263,6 +282,7 @@ def cache_entries(root: Path) -> list[dict]:
         except UserError:
             manifest = {}  # a damaged one is listed, and can be freed
         source = manifest.get("identity", {}).get("source", "")
+        source = source or ("left by a process that was killed" if is_left(path) else "")
         entries.append(dict(path=path, kind=kind, source=source,
                             bytes=sum(file.stat().st_size for file in files)))
     return entries

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['NO_GUARD', 'NO_GUARD_CODE', 'file_checksum', 'remove', 'remove_folder', 'remove_partial', 'atomic_write', 'sync',
-           'write_text', 'check_not_in_worker', 'Busy', 'lock', 'damaged', 'verify', 'write_arrow', 'read_arrow']
+           'write_text', 'check_not_in_worker', 'Busy', 'lock', 'damaged', 'remove_damaged', 'verify', 'write_arrow',
+           'read_arrow']
 
 # %% ../../nbs/engine/files.ipynb #6d215f9a
-import fcntl, hashlib, multiprocessing, os, platform, shutil, sys, threading
+import fcntl, hashlib, json, multiprocessing, os, platform, shutil, sys, threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +133,14 @@ def lock(folder: Path, wait: bool = False) -> Iterator[None]:
 def damaged(path: Path) -> UserError:
     "The error for a file whose content is not what was written."
     return UserError(f"{path} is damaged; delete the folder {path.parent} and run again")
+
+def remove_damaged(folder: Path):
+    "Remove the .json files of a folder that hold no JSON, such as a power cut may leave them."
+    for path in folder.glob("*.json"):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            path.unlink()
 
 def verify(path: Path, checksum: str):
     "Raise if a file is not the one that had this checksum."

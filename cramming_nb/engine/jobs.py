@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'SCHEMA', 'exit_with_parent', 'usable_cores', 'Unfinished', 'LostWorker', 'Local', 'Processes', 'Ray',
-           'read_manifest', 'run_stage', 'stage_key', 'StageTable', 'add_rates', 'stages_as_markdown']
+           'read_manifest', 'run_stage', 'stage_key', 'StageTable', 'stages_as_markdown']
 
 # %% ../../nbs/engine/jobs.ipynb #a7c1e014
-import hashlib, itertools, json, math, multiprocessing, os, shutil, signal, threading, time
+import hashlib, json, math, multiprocessing, os, signal, threading, time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,37 @@ from pathlib import Path
 from .errors import UserError
 from .files import NO_GUARD, NO_GUARD_CODE, check_not_in_worker, damaged, lock
 from .files import remove_folder, remove_partial, write_text
+
+# %% ../../nbs/engine/jobs.ipynb #engine01
+class Engine:
+    "Does up to `count` jobs at a time; what `start` returns for a job, `ended` waits for."
+    keep_errors = False  # whether an error for the user is a result like others, and not raised
+    queued = 0           # jobs that wait for a worker, so that none waits for a job
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error: object):
+        pass
+
+    def map(self, function: Callable, jobs: Iterable[tuple]) -> Iterator:
+        "The results of `function(*job)`, in order of the jobs."
+        waiting, running, results = deque(enumerate(jobs)), {}, {}
+        ahead = self.count + self.queued
+        try:
+            for wanted in range(len(waiting)):
+                while wanted not in results:
+                    while waiting and len(running) < ahead and len(results) < 2 * ahead:
+                        number, job = waiting.popleft()
+                        running[self.start(function, job)] = number
+                    for begun in self.ended(list(running)):
+                        results[running.pop(begun)] = self.result(begun)
+                result = results.pop(wanted)
+                if isinstance(result, (UserError, OSError)) and not self.keep_errors:
+                    raise result
+                yield result
+        finally:
+            self.stop(list(running))
 
 # %% ../../nbs/engine/jobs.ipynb #898d9168
 def exit_with_parent():
@@ -49,17 +81,16 @@ def explain_loss(processes: list[BaseProcess]) -> LostWorker:
                       "unless there is an error above")
 
 # %% ../../nbs/engine/jobs.ipynb #211e51eb
-class Local:
+class Local(Engine):
     """Runs functions in processes on this machine.
 
     A single job runs in the calling process. With a second job a pool is started, and kept.
     """
+    queued = 2
+
     def __init__(self, count: int = 0):  # processes; 0: as many as this process may use cores
         self.count = count or usable_cores()
         self.pool = None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind: type | None, *error: object):
         if self.pool:
@@ -71,79 +102,64 @@ class Local:
 
     def map(self, function: Callable, jobs: Iterable[tuple]) -> Iterator:
         "The results of `function(*job)`, in order of the jobs."
-        jobs = iter(jobs)
-        first_two = list(itertools.islice(jobs, 2))
-        jobs = itertools.chain(first_two, jobs)
-        if self.count == 1 or len(first_two) < 2:
-            yield from itertools.starmap(function, jobs)
+        jobs = list(jobs)
+        if self.count == 1 or len(jobs) < 2:
+            for job in jobs:
+                yield function(*job)
         else:
-            yield from self._map_in_pool(function, jobs)
+            yield from super().map(function, jobs)
 
-    def _map_in_pool(self, function: Callable, jobs: Iterable[tuple]) -> Iterator:
+    def start(self, function: Callable, job: tuple) -> Future:
+        "The future result of a job."
         if not self.pool:
             check_not_in_worker()
             context = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(self.count, context, exit_with_parent)
-        waiting = deque()
         try:
-            for job in jobs:
-                waiting.append(self.pool.submit(function, *job))
-                if len(waiting) > self.count + 1:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            return self.pool.submit(function, *job)
+        except BrokenProcessPool:  # a worker died while no result was asked for
+            raise self.lost() from None
+
+    def ended(self, futures: list[Future]) -> set[Future]:
+        "Those of the jobs that have ended."
+        return wait_for_futures(futures, return_when=FIRST_COMPLETED).done
+
+    def result(self, future: Future) -> object:
+        "What an ended job returned, or its error if that is one line for the user."
+        try:
+            return future.result()
+        except (UserError, OSError) as error:
+            return error
         except BrokenProcessPool:
-            pool, self.pool = self.pool, None
-            processes = list(pool._processes.values())
-            pool.shutdown()
-            raise explain_loss(processes) from None
+            raise self.lost() from None
+
+    def lost(self) -> LostWorker:
+        "The error for a pool of which a worker has died; the next job starts a new one."
+        pool, self.pool = self.pool, None
+        processes = list((pool._processes or {}).values())
+        pool.shutdown()
+        return explain_loss(processes)
+
+    def stop(self, futures: list[Future]):
+        "Cancel the jobs that have not begun."
+        for future in futures:
+            future.cancel()
 
 # %% ../../nbs/engine/jobs.ipynb #2673587d
 def result_or_error(function: Callable, job: tuple) -> object:
-    "The result of `function(*job)`, or its `UserError`."
+    "The result of `function(*job)`, or its error if that is one line for the user."
     try:
         return function(*job)
-    except UserError as error:
+    except (UserError, OSError) as error:
         return error
 
-class Engine:
-    "Does up to `count` jobs at a time; what `start` returns for a job, `ended` waits for."
-    keep_errors = False  # whether a `UserError` is a result like others, and not raised
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error: object):
-        pass
-
-    def map(self, function: Callable, jobs: Iterable[tuple]) -> Iterator:
-        "The results of `function(*job)`, in order of the jobs."
-        waiting, running, results = deque(enumerate(jobs)), {}, {}
-        try:
-            for wanted in range(len(waiting)):
-                while wanted not in results:
-                    while waiting and len(running) < self.count:
-                        number, job = waiting.popleft()
-                        running[self.start(function, job)] = number
-                    for begun in self.ended(list(running)):
-                        results[running.pop(begun)] = self.result(begun)
-                result = results.pop(wanted)
-                if isinstance(result, UserError) and not self.keep_errors:
-                    raise result
-                yield result
-        finally:
-            self.stop(list(running))
-
-def hide_other_gpus(number: int):
-    "Leave this process one GPU of those it could see so far; this must happen before CUDA starts."
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(number) if seen is None else seen.split(",")[number]
-
 def send_outcome(pipe: Connection, device: int | None, function: Callable, job: tuple):
-    "In a new process: do a job on a device, and send what comes of it."
+    "In a new process: do a job on one of the GPUs seen so far, and send what comes of it."
     exit_with_parent()
-    if device is not None:
-        hide_other_gpus(device)
+    if device is not None:  # the others are hidden before CUDA starts
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = str(device) if seen is None else seen.split(",")[device]
+        os.environ["CUDA_VISIBLE_DEVICES"] = number
     pipe.send(result_or_error(function, job))
 
 # %% ../../nbs/engine/jobs.ipynb #98d8d53a
@@ -326,35 +342,11 @@ class StageTable(list):
                          seconds=now - self.begun))
         self.begun = now
 
-# %% ../../nbs/engine/jobs.ipynb #3eab86e6
-def add_rates(stages: list[dict]) -> list[dict]:
-    "The table of all steps, with what went into each, and the megabytes of text a second."
-    complete, before = [], {}
-    for row in stages:
-        if row["stage"] in ("read", "tokenizer"):  # what they leave is what went in
-            inputs = dict(documents_in=row["documents"], characters_in=row["characters"])
-        else:
-            inputs = {f"{name}_in": value for name, value in before.items()}
-        megabytes = inputs["characters_in"] / 1e6
-        rate = megabytes / row["seconds"] if row["seconds"] > 0.05 else None
-        complete.append(row | inputs | dict(megabytes_per_second=rate))
-        if row["stage"] != "tokenizer":  # the tokenizer is trained on a sample
-            amounts = ("documents", "characters", "tokens")
-            before = {name: row[name] for name in amounts if name in row}
-    return complete
-
-# %% ../../nbs/engine/jobs.ipynb #8a634fd9
-STAGE_COLUMNS = {  # of the table that is shown, with their formats
-    "documents_in": ",", "documents": ",", "characters_in": ",", "characters": ",",
-    "tokens_in": ",", "tokens": ",", "seconds": ".1f", "megabytes_per_second": ".1f"}
-
-# %% ../../nbs/engine/jobs.ipynb #b0e726ca
 def stages_as_markdown(stages: list[dict]) -> str:
     "The table of all steps as Markdown; an amount that does not apply is a dash."
-    lines = [["stage", *(name.replace("_", " ") for name in STAGE_COLUMNS)],
-             ["---", *["--:"] * len(STAGE_COLUMNS)]]
+    lines = ["| stage | documents | characters | tokens | seconds |", "|---|--:|--:|--:|--:|"]
     for row in stages:
-        amounts = ["–" if row.get(name) is None else format(row[name], form)
-                   for name, form in STAGE_COLUMNS.items()]
-        lines.append([row["stage"], *amounts])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        tokens = f"{row['tokens']:,}" if "tokens" in row else "–"
+        lines.append(f"| {row['stage']} | {row['documents']:,} | {row['characters']:,} | {tokens} "
+                     f"| {row['seconds']:.1f} |")
+    return "\n".join(lines)

@@ -23,6 +23,7 @@ cramming_nb.engine.errors.UserError: masking.rate 1.5: give a number above 0, at
 import dataclasses
 import math
 from collections.abc import Iterable
+import yaml
 from .errors import UserError
 
 def option(default: object,              # value if none is given
@@ -72,3 +73,22 @@ def meanings(config: object) -> dict[str, str]:
         if field.metadata["choices"]:
             found[field.name] += ": " + ", ".join(field.metadata["choices"])
     return found
+
+class StrictLoader(yaml.SafeLoader):
+    "Reads YAML as its parent does, and refuses a key that is given twice."
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                problem = f"{key.value!r} is given twice; keep one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return node
+
+def read_yaml(text: str) -> object:
+    "The value of a YAML text; a key that is given twice is a `YAMLError`, like other mistakes."
+    try:
+        return StrictLoader(text).get_single_data()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from None

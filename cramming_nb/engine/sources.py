@@ -25,6 +25,7 @@ from tqdm import tqdm
 from .errors import UserError
 from .files import atomic_write, write_text
 from .jobs import Local, Unfinished
+from .options import read_yaml
 from cramming_nb.engine.tables import (
     FORMATS, TOKENS, file_suffix, format_of, is_plain_text, open_binary, open_text, read_rows,
     text_of)
@@ -93,8 +94,8 @@ def stdlib_files() -> list[str]:
 # %% ../../nbs/engine/sources.ipynb #08b70444
 def cache_dir() -> Path:
     "The cache folder: `$CRAM_CACHE`, `$XDG_CACHE_HOME/cramming_nb` or `~/.cache/cramming_nb`."
-    if "CRAM_CACHE" in os.environ:
-        return Path(os.environ["CRAM_CACHE"])
+    if root := os.environ.get("CRAM_CACHE"):
+        return Path(root)
     if root := os.environ.get("XDG_CACHE_HOME"):
         return Path(root) / "cramming_nb"
     try:
@@ -129,19 +130,26 @@ def docstrings_file(package: str, version: str) -> Path:
     "Where the cache keeps the docstrings of one version of a package."
     return cache_dir() / f"docstrings-{package}-{version}-python-{platform.python_version()}.jsonl"
 
+def writable_cache() -> Path:
+    "The cache folder, made if it is missing; an `OSError` if nothing can be written there."
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".part-{os.getpid()}-"):
+        return folder
+
 def read_packages(packages: dict[str, str], progress: bool = True):
     "Read the docstrings of those packages, {package: version}, that the cache does not have."
     files = {}
     for package, version in packages.items():
         if not docstrings_file(package, version).exists():
             files[package] = stdlib_files() if package == "python" else package_files(package)
+    if files:
+        writable_cache()  # before half a minute of reading
     found = iter(read_docstrings(list(itertools.chain(*files.values())), progress))
     for package, paths in files.items():
         lines = [json.dumps([Path(path).stem, texts]) + "\n" for path, texts in zip(paths, found)
                  if texts]
-        cached = docstrings_file(package, packages[package])
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_text(cached, "".join(lines))
+        write_text(docstrings_file(package, packages[package]), "".join(lines))
 
 def machine_modules(packages: dict[str, str]) -> Iterator[dict]:
     "Python's help topics, then the modules of `packages` that have docstrings not seen before."
@@ -462,16 +470,19 @@ def spooled(source: Source) -> Source:
     if source.kind != "files" or not (
             path == "-" or os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)):
         return source
+    cache = writable_cache()
     with open_binary(path) as stream:
         content = stream.read()
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=cache_dir(), prefix=".part-") as raw:
+    with tempfile.NamedTemporaryFile(dir=cache, prefix=f".part-{os.getpid()}-") as raw:
         raw.write(content)
         raw.flush()
-        with open_text(raw.name) as text:
-            reader = format_of(next(text, ""), source.column)
+        try:
+            with open_text(raw.name) as text:
+                reader = format_of(next(text, ""), source.column)
+        except UserError as error:
+            raise UserError(str(error).replace(raw.name, path)) from None
     suffix = next(suffix for suffix, read in FORMATS.items() if read is reader)
-    copy = cache_dir() / f"piped-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
+    copy = cache / f"piped-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     if not copy.exists():  # the same text keeps its time, and so its identity
         with atomic_write(copy) as part:
             part.write_bytes(content)
@@ -496,13 +507,14 @@ def split_source(source: str) -> list[str]:
 def listed_sources(path: str) -> list:
     "The list of sources in a YAML file."
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: not YAML ({first_line(error)})") from None
-    if not isinstance(found, list) or path in found:
+    listed = found if isinstance(found, list) else []
+    if not listed or path in listed or not all(isinstance(one, str | dict) for one in listed):
         raise UserError(f"{path}: not a list of sources; write `- {{kind: files, path: FILE}}` for "
                         "each")
-    return found
+    return listed
 
 # %% ../../nbs/engine/sources.ipynb #3f91fcff
 def sources(what: str | dict | Source | list) -> list[Source]:
@@ -613,6 +625,14 @@ def source_bytes(source: str | dict | Source | list) -> int:
                  hub=hub_bytes, machine=lambda single: 0)
     return sum(0 if single.first else sizes[single.kind](single) for single in sources(source))
 
+# %% ../../nbs/engine/sources.ipynb #looksjsn
+def looks_like_json(path: str) -> bool:
+    "Whether a file of plain text begins as a row of JSON lines does."
+    if not is_plain_text(path):
+        return False
+    with open_text(path) as file:
+        return bool(re.match(r'\ufeff?\[?\s*\{\s*"', file.read(1 << 10)))
+
 # %% ../../nbs/engine/sources.ipynb #03f5855c
 def source_notes(source: str | dict | Source | list) -> list[str]:
     "What reading a source does that its name does not say: files that are cut, or left out."
@@ -625,6 +645,9 @@ def source_notes(source: str | dict | Source | list) -> list[str]:
             which = cut[0] if len(cut) == 1 else f"{len(cut)} of {len(paths)} files"
             notes.append(f"{which}: cut into documents of {SHORTEST:,} to {LONGEST:,} characters, "
                          "where possible at blank lines")
+        if lines := [path for path in paths[:FEW_FILES] if looks_like_json(path)]:
+            notes.append(f"{lines[0]}: read as plain text, although it looks like JSON; if its "
+                         "text is in a column, rename it to .jsonl")
         others = []
         for folder in filter(os.path.isdir, matches(single.path)):
             others += folder_files(folder)[1]

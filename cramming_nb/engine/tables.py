@@ -111,6 +111,23 @@ def text_encoding(head: bytes) -> tuple[str, int]:
 MOST_BAD = 0.001  # share of bytes that may be undecodable
 SAMPLE = 1 << 16  # bytes of each block that are checked, after the first block
 
+FOREIGN = ("gb18030", "big5", "cp932", "euc_jp", "euc_kr", "cp1251", "koi8_r", "cp866", "cp1253",
+           "cp1255", "cp1256", "cp874")  # encodings of scripts other than Latin
+
+def likely_encoding(data: bytes) -> str:
+    "The name, for `iconv`, of the encoding that bytes probably have which are no UTF-8."
+    if len(data.translate(None, bytes(range(128)))) < 0.35 * len(data):
+        return "WINDOWS-1252"
+    from charset_normalizer import from_bytes
+    found = from_bytes(data[:1 << 14], cp_isolation=list(FOREIGN)).best()
+    return found.encoding.upper().replace("_", "-") if found else "GB18030"
+
+def conversion(path: str, encoding: str) -> str:
+    "What to do with a file that is in another encoding."
+    first = "unpack it and " if re.search(r"\.(gz|bz2|xz|zst)$", path.lower()) else ""
+    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(path)} > FILE"
+    return f"{first}convert it with {command}, or copy it again"
+
 def checked(blocks: Iterable[bytes], encoding: str, path: str) -> Iterator[bytes]:
     "Blocks of a text as they are; an error if too many of the bytes are not in its encoding."
     bad, size = 0, 0  # bytes
@@ -119,11 +136,9 @@ def checked(blocks: Iterable[bytes], encoding: str, path: str) -> Iterator[bytes
         size += len(seen)
         bad += seen.decode(encoding, "replace").count("\ufffd") - seen.count("\ufffd".encode())
         if bad > MOST_BAD * size:
-            foreign = len(seen.translate(None, bytes(range(128)))) / len(seen)
-            likely = "WINDOWS-1252" if foreign < 0.35 else "GB18030, UTF-16 or WINDOWS-1251"
-            command = f"iconv -f {likely.split(',')[0]} -t UTF-8 {shlex.quote(path)} > FILE"
+            likely = likely_encoding(seen)
             raise UserError(f"{path}: {bad / size:.1%} of its bytes are not {encoding.upper()} "
-                            f"but perhaps {likely}; convert it with {command}, or copy it again")
+                            f"but perhaps {likely}; {conversion(path, likely)}")
         yield block
 
 # %% ../../nbs/engine/tables.ipynb #23178dd7
@@ -133,6 +148,8 @@ def open_text(path: str) -> io.TextIOBase:
     head = next(blocks, b"")
     if kind := kind_of(path, head):
         raise UserError(f"{path}: this is {kind}; save it as text, CSV or Parquet")
+    if b"\x1b$B" in head:  # as old Japanese mail switches between scripts
+        raise UserError(f"{path}: this is ISO-2022-JP; {conversion(path, 'ISO-2022-JP')}")
     encoding, mark = text_encoding(head)
     text = checked(itertools.chain([head[mark:]], blocks), encoding, path)
     return io.TextIOWrapper(io.BufferedReader(Blocks(text), BLOCK), encoding, "replace", newline="")
@@ -175,14 +192,16 @@ def read_plain(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
 
 def parse_json(text: str, path: str, line: int) -> object:
     "The value of a JSON text that begins in a line of a file."
+    text = text.lstrip("\ufeff")
     try:
-        return json.loads(text.lstrip("\ufeff"))
+        return json.loads(text)
     except RecursionError:
         problem = "objects are nested too deeply; flatten them"
-    except ValueError as error:
-        line += getattr(error, "lineno", 1) - 1
-        message = getattr(error, 'msg', error)
-        problem = f"not JSON ({message}); if the file is cut off, copy it again"
+    except json.JSONDecodeError as error:
+        line += error.lineno - 1
+        problem = f"not JSON ({error.msg}); if the file is cut off, copy it again"
+    except ValueError:  # an integer of thousands of digits
+        return json.loads(text, parse_int=str)
     raise UserError(f"{path}, line {line}: {problem}") from None
 
 def check_object(value: object, path: str, place: str) -> dict:
@@ -234,7 +253,7 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     "Read a table with a header, its cells divided by commas, semicolons, tabs or bars."
     rows = csv_rows(lines, path)
     top, header = next(rows, (1, []))
-    names = [name.strip("\ufeff \t") for name in header]
+    names = [name.strip().strip("\ufeff").strip() for name in header]
     if names and (names[0].startswith("# ") or names[0].startswith("#") and len(names) == 1):
         raise UserError(f"{path}, line {top}: this is a comment; delete it, the header comes first")
     if twice := [name for name in names if name and names.count(name) > 1]:

@@ -25,6 +25,7 @@ from ..app.records import RunRecord
 from ..app.run import Run, execute, run_name
 from ..engine.files import Busy, lock, write_text
 from ..engine.jobs import Local, Processes, Ray
+from ..engine.options import read_yaml
 
 # %% ../../nbs/lab/experiments.ipynb #0fc03495
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_entry(values: dict, place: str) -> Entry:
 def read_list(path: Path) -> list[Entry]:
     "The entries of a YAML list of runs."
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        entries = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -244,7 +245,10 @@ def execute_all(
         with closing(workers.map(execute_runs, todo)) as results:
             bar = tqdm(results, "lab", len(todo), unit="run", disable=not progress)
             try:
-                messages = [str(message) for message in bar if message]
+                messages = []
+                for message, folder in zip(bar, folders):
+                    lost = isinstance(message, UserError)  # it does not name the run
+                    messages += [f"{folder.name}: {message}" if lost else message] if message else []
             except SystemExit as stop:  # which `cram` makes of SIGTERM
                 if stop.code != 128 + signal.SIGTERM:
                     raise
@@ -258,10 +262,10 @@ def execute_all(
 def results_table(records: list[RunRecord]) -> str:
     "Records as a Markdown table, the lowest held-out loss first."
     lines = [
-        "| run | held-out loss (nats) | under the unigram loss (nats) | tokens |",
+        "| run | held-out loss (nats) | gain over the unigram line (nats) | tokens |",
         "|---|--:|--:|--:|",
     ]
     for record in sorted(records, key=lambda record: record.pretraining["heldout_loss"]):
-        loss, tokens = record.pretraining["heldout_loss"], record.pretraining["spent"]["tokens"]
-        lines.append(f"| {record.name} | {loss:.3f} | {record.gain:.3f} | {tokens:,} |")
+        loss, tokens = record.loss_text, record.pretraining["spent"]["tokens"]
+        lines.append(f"| {record.name} | {loss} | {record.gain:.3f} | {tokens:,} |")
     return "\n".join(lines)

@@ -1,0 +1,405 @@
+"""Faults that were seen once, and their relatives: told before work begins, in one line, and never wrong in silence."""
+
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import command, contents, hidden, lines, write_jsonl
+from test_bad_input import refused
+from tokenizers import Tokenizer
+
+from cramming_nb import tasks
+from cramming_nb.app.__main__ import Notices
+from cramming_nb.app.labels import read_labels, read_table
+from cramming_nb.corpus import CorpusConfig, get_corpus, pack_rows
+from cramming_nb.engine import sources
+from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes
+from cramming_nb.engine.options import read_yaml
+from cramming_nb.glue import TASKS
+from cramming_nb.lab import experiments
+
+TWICE = {  # name: (command, file, its text, words of the line)
+    "recipe": ("recipes show a.yaml", "corpus: {vocab_size: 400, vocab_size: 500}", ("a.yaml", "'vocab_size' is given")),
+    "part of a recipe": (
+        "recipes show a.yaml",
+        "corpus: {vocab_size: 400}\ncorpus: {seq_length: 64}\n",
+        ("'corpus' is given twice", "line 2"),
+    ),
+    "sources": ("data --source a.yaml", "- {kind: files, path: b, path: c}", ("a.yaml", "'path' is given twice")),
+    "list of runs": ("lab a.yaml", "- {budget: 3s, budget: 1ktok}", ("a.yaml", "'budget' is given twice")),
+    "value": ("data --set optimizer.betas={a:1,a:2}", "", ("optimizer.betas",)),
+}
+
+
+@pytest.mark.parametrize("what", TWICE.values(), ids=TWICE)
+def test_a_key_of_yaml_that_is_given_twice(what, tmp_path):
+    argv, text, words = what
+    (tmp_path / "a.yaml").write_text(text)
+    refused(command(*argv.split(), cwd=tmp_path, cache=tmp_path / "cache"), *words)
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "runs").exists()
+
+
+def test_yaml_that_is_right_is_read_as_before():
+    text = "a: &base {lr: 1, x: [1, 2]}\nb: {<<: *base, lr: 2}\n1: {c: {a: 1}, d: {a: 2}}\n"
+    assert read_yaml(text) == {"a": {"lr": 1, "x": [1, 2]}, "b": {"lr": 2, "x": [1, 2]}, 1: {"c": {"a": 1}, "d": {"a": 2}}}
+
+
+def test_notices_that_find_no_room_end_nothing():
+    with open("/dev/full", "wb", buffering=0) as full:
+        notices = Notices(full, "utf-8", line_buffering=True, write_through=True)
+        assert notices.write("a line\n") == 7
+        notices.flush()
+        notices.detach()
+
+
+FULL = {  # a command whose standard error is on a full disk: (exit code, begin of its output)
+    "predict first 'a [MASK]'": (0, "a [MASK]\n"),
+    "predict nosuch 'a [MASK]'": (2, ""),
+    "data build {recipe} --source files:{text} --set corpus.vocab_size=390": (0, "| stage"),
+}
+
+
+@pytest.mark.parametrize("argv", FULL)
+def test_standard_error_on_a_full_disk(argv, finished):
+    code, begin = FULL[argv]
+    argv = argv.format(recipe=finished.tiny.recipe, text=finished.tiny.text)
+    call = f"exec '{sys.executable}' -m cramming_nb.app {argv} 2>/dev/full"
+    env = os.environ | dict(CRAM_CACHE=str(finished.tiny.cache))
+    done = subprocess.run(call, shell=True, cwd=finished.home, env=env, capture_output=True, text=True)
+    assert done.returncode == code and done.stdout.startswith(begin), done.stdout
+
+
+@pytest.mark.parametrize("source", ["machine:python", "-"])
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_read(source, tiny, tmp_path, monkeypatch):
+    (tmp_path / "taken").write_text("mine")
+    reads = []
+    monkeypatch.setattr(sources, "read_docstrings", lambda *a: reads.append(a))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"text\n")))
+    argv = ["data", "build", tiny.recipe, "--source", source, "--data-dir", tmp_path / "data"]
+    refused(command(*argv, cwd=tmp_path, cache=tmp_path / "taken" / "cache"), "taken", "move the file")
+    assert not reads and sys.stdin.buffer.read() == b"text\n"
+
+
+def test_cleaning_takes_what_killed_processes_left(tmp_path):
+    """Folders half deleted and files half made, but not those of a process that is at work."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    cache = tmp_path / "cache"
+    left = cache / f".part-{child.pid}-documents-1-gone"
+    left.mkdir(parents=True)
+    (left / "text-0.arrow").write_bytes(bytes(2_000_000))
+    for name in (f".part-{child.pid}-7-docstrings-a.jsonl", f".part-{os.getpid()}-7-docstrings-b.jsonl", "mine.txt"):
+        (cache / name).write_bytes(bytes(1_000_000))
+    said = command("data", "clean", "--yes", cwd=tmp_path, cache=cache)
+    assert "3.0 MB in" in said.out and said.out.count("left by a process that was killed") == 2
+    assert set(contents(cache)) == {f".part-{os.getpid()}-7-docstrings-b.jsonl", "mine.txt"}
+
+
+def test_keep_holds_for_a_corpus_that_is_there(tiny, tmp_path):
+    argv = ["data", "build", tiny.recipe, "--source", f"files:{tiny.text}"]
+    first = command(*argv, cwd=tmp_path, cache=tmp_path)
+    before = contents(tmp_path)
+    assert not list(tmp_path.glob("documents-*"))
+    again = command(*argv, "--keep", cwd=tmp_path, cache=tmp_path)
+    assert (first.code, again.code) == (0, 0) and first.out == again.out
+    assert list(tmp_path.glob("documents-*/tokens-*.arrow"))
+    assert {name: digest for name, digest in contents(tmp_path).items() if name in before} == before
+
+
+def test_an_export_tells_that_it_drops_the_onnx_file_of_the_former(a_copy):
+    onnx = a_copy.folder / "export" / "model.onnx"
+    onnx.write_bytes(b"of former weights")
+    said = a_copy.command("export", "first")
+    assert said.code == 0 and "model.onnx is gone; --onnx writes it again" in said.out and not onnx.exists()
+    assert a_copy.command("export", "first").out == "runs/first/export\n"
+
+
+@pytest.fixture
+def table(a_copy) -> Path:
+    rows = [f"the old garden number {i},yes\na quiet river of {i} letters,no\n" for i in range(30)]
+    path = a_copy.home / "letters.csv"
+    path.write_text("text,label\n" + "".join(rows))
+    return path
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [50, 20_000])
+def test_disk_refuses_a_classifier(room, disk, table, a_copy):
+    """The report, or the weights, find no room: one line, and the same command goes on when there is some."""
+    disk(room)
+    said = a_copy.command("finetune", "first", table, "--epochs", "1")
+    disk(0)
+    assert said.code == 2 and "make room, or choose a folder you may write to" in lines(said.err)[-1]
+    assert "Traceback" not in said.err and hidden(a_copy.home) == []
+    assert not (a_copy.folder / "letters" / "results.json").exists()
+    again = a_copy.command("finetune", "first", table, "--epochs", "1")
+    assert again.code == 0, again.err
+    assert a_copy.command("predict", "first/letters", "the old garden").code == 0
+
+
+def test_a_classifier_of_another_seed_is_not_replaced_in_silence(table, a_copy):
+    argv = ["finetune", "first", table, "--epochs", "1"]
+    assert "is replaced" not in a_copy.command(*argv).out
+    assert "is replaced" not in a_copy.command(*argv).out
+    assert "held a classifier of other rows or settings; it is replaced" in a_copy.command(*argv, "--seed", "1").out
+
+
+def test_an_error_of_the_system_comes_out_of_a_process(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nosuch"):
+        list(Processes(1, method="fork").map(os.remove, [(str(tmp_path / "nosuch"),)]))
+
+
+def end_of(path, number):
+    """A job: the second one kills its process, the others leave a file."""
+    if number == 1:
+        os.kill(os.getpid(), 9)
+    (path / str(number)).touch()
+
+
+def test_a_worker_lost_while_no_result_is_asked_for(tmp_path):
+    """The pool is broken when the next job is started; an engine that lost one starts another."""
+    with Local(2) as workers:
+        results = workers.map(end_of, [(tmp_path, number) for number in (0, 1, *range(2, 12))])
+        with pytest.raises(LostWorker, match="ended before its work did"):
+            for _ in results:
+                time.sleep(0.5)
+        assert list(workers.map(end_of, [(tmp_path, 20), (tmp_path, 21)])) == [None, None]
+
+
+def test_results_that_wait_for_the_first_are_few(tmp_path):
+    class AtOnce(Engine):
+        count, begun = 2, 0
+
+        def start(self, function, job):
+            self.begun += 1
+            return job
+
+        def ended(self, jobs):
+            others = [job for job in jobs if job != (0,)]
+            return others[:1] or jobs
+
+        def result(self, job):
+            return job[0]
+
+        def stop(self, jobs):
+            assert not jobs
+
+    engine = AtOnce()
+    results = engine.map(None, [(number,) for number in range(50)])
+    assert next(results) == 0 and engine.begun < 10
+    assert list(results) == list(range(1, 50))
+
+
+def test_a_lost_worker_of_a_list_names_its_run(tiny, tmp_path, monkeypatch):
+    class Losing(Local):
+        cores = 1
+
+        def map(self, function, jobs):
+            yield from (LostWorker("a worker process ended") for _ in jobs)
+
+    monkeypatch.setattr(experiments, "engine_for", lambda name, jobs: Losing(1))
+    runs = [experiments.Run(experiments.load_recipe(str(tiny.recipe)), folder=tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(UserError, match=r"2 of 2 runs failed \(a: a worker process ended\)"):
+        experiments.execute_all(runs, progress=False)
+
+
+@pytest.mark.parametrize("name, words", {"packed": "the text to train on", "heldout": "the held-out text"}.items())
+def test_a_text_that_is_too_short_is_named(name, words, tmp_path):
+    with pytest.raises(UserError, match=f"no row of 128 in {words}"):
+        pack_rows(tmp_path / f"{name}.npy", [], 7, CorpusConfig())
+
+
+def test_a_text_that_begins_in_another_script_is_judged_as_a_whole(tiny, tmp_path, capsys):
+    """Of a source of many parts the first is tried out; it need not be like the others."""
+    greek = write_jsonl(tmp_path / "greek.jsonl", [dict(text=f"λόγος {i} καὶ θάλασσα") for i in range(40)])
+    rows = [json.loads(line) for line in tiny.text.read_text().splitlines()]
+    parts = [write_jsonl(tmp_path / f"{i}.jsonl", rows[i::8]) for i in range(8)]
+    config = CorpusConfig(vocab_size=400, seq_length=32, filter_threshold=0, heldout=0.05)
+    source = " + ".join(f"files:{path}" for path in (greek, *parts))
+    corpus = get_corpus(source, config, tmp_path / "cache", engine=Local(1))
+    said = capsys.readouterr().out
+    assert "in the beginning of the text: the normaliser 'paper' would delete" in said
+    assert "garden" in corpus.tokenizer.get_vocab() and len(corpus.rows) > 300
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForMaskedLM", "AutoModelForTokenClassification"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_that_compute_again_have_the_same_gradients(kind, reentrant, finished):
+    transformers = pytest.importorskip("transformers")
+    import cramming_nb.app.hf  # noqa: F401
+
+    torch.manual_seed(0)
+    model = getattr(transformers, kind).from_pretrained(finished.folder / "export").train()
+    batch = dict(input_ids=torch.randint(5, 300, (2, 12)), attention_mask=torch.ones(2, 12, dtype=torch.int64))
+    calls = []
+
+    def gradients() -> list:
+        torch.manual_seed(1)  # of dropout
+        model.zero_grad()
+        calls.clear()
+        model(**batch, labels=torch.zeros(2, 12, dtype=torch.int64)).loss.backward()
+        return [weight.grad for weight in model.parameters()]
+
+    for block in model.model.encoder.blocks:
+        block.ffn.register_forward_hook(lambda *_: calls.append(1))
+    plain, once = gradients(), len(calls)
+    model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+    assert model.is_gradient_checkpointing
+    again = gradients()
+    assert len(calls) == 2 * once and all(map(torch.equal, plain, again))
+    model.gradient_checkpointing_disable()
+    gradients()
+    assert len(calls) == once and not model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("where", ["there", "new"])
+def test_an_export_through_a_link(where, a_copy):
+    """The large files of a run may lie on another disk, behind a link."""
+    disk = a_copy.home / "disk"
+    if where == "there":
+        disk.mkdir()
+    shutil.rmtree(a_copy.folder / "export")
+    (a_copy.folder / "export").symlink_to(disk)
+    said = a_copy.command("export", "first")
+    assert said.code == 0 and said.out == "runs/first/export\n", said.err
+    assert (a_copy.folder / "export").is_symlink() and (disk / "model.safetensors").is_file()
+    assert a_copy.command("export", "first").code == 0 and hidden(a_copy.home) == []
+
+
+def test_a_folder_in_the_place_of_a_report(a_copy):
+    (a_copy.folder / "report.html").unlink()
+    (a_copy.folder / "report.html").mkdir()
+    refused(a_copy.command("report", "first"), "runs/first/report.html: Is a directory", "in its place")
+
+
+def test_results_that_a_power_cut_emptied_are_made_again(table, a_copy):
+    assert a_copy.command("finetune", "first", table, "--epochs", "1").code == 0
+    scores, found = a_copy.command("glue", "first").out, [*(a_copy.folder / "glue").glob("*.json")]
+    kept = {path.name: json.loads(path.read_bytes())["scores"] for path in found}
+    for number, path in enumerate([*found, a_copy.folder / "letters" / "results.json"]):
+        path.write_bytes(bytes(100) if number % 2 else b"")
+    again = a_copy.command("glue", "first")
+    assert again.code == 0 and again.out == scores
+    assert {path.name: json.loads(path.read_bytes())["scores"] for path in found} == kept
+    assert a_copy.command("finetune", "first", table, "--epochs", "1").code == 0
+
+
+@pytest.mark.parametrize("verb", ["export first", "glue first"])
+def test_checkpoints_that_are_gone(verb, a_copy):
+    shutil.rmtree(a_copy.folder / "checkpoints")
+    refused(a_copy.command(*verb.split()), "no checkpoint", "copy those of a finished run back")
+
+
+ALIKE = {  # name: (labels, what is said)
+    "case": (("Pos", "pos"), "'Pos' and 'pos' look alike and are kept apart"),
+    "Unicode": (("e\u0301", "\xe9"), "look alike and are kept apart"),
+    "invisible": (("a", "a\u200b"), r"'a' and 'a\u200b' look alike"),
+    "full width": (("1", "\uff11"), "look alike"),
+    "not alike": (("1", "01"), ""),
+}
+
+
+@pytest.mark.parametrize("labels, said", ALIKE.values(), ids=ALIKE)
+def test_labels_that_look_alike_are_told(labels, said, finished, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"a garden of {i} rivers,{labels[i % 2]}\n" for i in range(60)), "utf-8")
+    found = read_labels(path, Tokenizer.from_file(str(finished.folder / "tokenizer.json")))
+    assert set(found.classes) == set(labels)
+    assert said in found.describe() and ("alike" in found.describe()) == bool(said)
+
+
+@pytest.mark.parametrize("missing", ["NaN", "NAN", "Infinity", "-inf", "NaT", "<NA>", "null"])
+def test_a_label_that_a_program_wrote_for_none(missing, finished, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"a garden of {i} rivers,{(missing, 1, 2)[i % 3]}\n" for i in range(90)))
+    found = read_labels(path, Tokenizer.from_file(str(finished.folder / "tokenizer.json")))
+    assert found.classes == ("1", "2") and "30 rows without a label are left out" in found.describe()
+
+
+def test_what_standard_input_holds_is_named_by_its_dash(tiny, tmp_path, monkeypatch):
+    latin = "Ich f\xfchre, sie erz\xe4hlt, er tr\xe4umt.\n" * 500
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(latin.encode("latin-1"))))
+    said = command("data", "build", tiny.recipe, "--source", "-", cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, "cram: -: ", "iconv -f WINDOWS-1252 -t UTF-8 - > FILE")
+    assert hidden(tmp_path) == []
+
+
+def test_json_in_a_file_of_plain_text_is_told(tiny, tmp_path):
+    (tmp_path / "rows.txt").write_bytes(tiny.text.read_bytes())
+    argv = ["data", "build", tiny.recipe, "--set", "corpus.filter_threshold=0", "--source"]
+    said = command(*argv, "rows.txt", cwd=tmp_path, cache=tmp_path / "cache")
+    assert said.code == 0 and "rows.txt: read as plain text, although it looks like JSON" in said.out
+    assert "looks like" not in command(*argv, tiny.text, cwd=tmp_path, cache=tmp_path / "cache").out
+
+
+@pytest.mark.parametrize("columns", ["1", "abc"])
+def test_a_terminal_of_one_column(columns):
+    """The help was laid out without end."""
+    call = [sys.executable, "-m", "cramming_nb.app", "run", "--help"]
+    env = os.environ | dict(COLUMNS=columns)
+    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "--budget" in done.stdout and done.stderr == ""
+
+
+def test_a_cache_without_a_name_is_not_this_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("CRAM_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert sources.cache_dir() == tmp_path / "cramming_nb"
+
+
+HALF = "a b c\\ud800"
+
+
+@pytest.mark.parametrize("text, label", [(HALF, "b"), ("a b c", HALF)])
+def test_half_a_character_in_a_table_is_refused(text, label, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one", "label": "a"}\n' + f'{{"text": "{text}", "label": "{label}"}}\n')
+    with pytest.raises(UserError, match="a.jsonl, line 2: half of a character"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("row, words", {
+    '{"sentence1": "a\\ud800", "sentence2": "b", "label": "entailment"}': "half of a character",
+    '{"sentence1": "a", "sentence2": "b", "label": true}': "label True; rte has entailment",
+    '{"sentence1": "a", "sentence2": "b", "label": ' + "1" * 5000 + "}": "a number too long",
+    "[" * 100_000: "nested too deeply",
+}.items(), ids=["half", "true", "long", "deep"])
+def test_a_row_of_a_task_that_is_wrong_is_refused(row, words, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"sentence1": "a", "sentence2": "b", "label": "entailment"}\n' + row + "\n")
+    with pytest.raises(UserError, match=f"train.jsonl, line 2: .*{words}"):
+        tasks.rows_of(tasks.json_rows(path), TASKS["rte"], True, "rte")
+
+
+@pytest.mark.parametrize("text", ["[]", "- 5\n- null"])
+def test_a_list_of_no_sources_is_refused(text, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="a.yaml: not a list of sources"):
+        sources.sources(str(path))
+
+
+def test_a_seed_has_a_limit(table, a_copy):
+    assert "a seed below 2**53" in a_copy.command("finetune", "first", table, "--seed", str(2**64)).err
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "0"])
+def test_a_bench_of_no_size_is_refused(number, a_copy):
+    assert f"--megabytes {number}: give a number above 0" in a_copy.command("bench", "data", "--megabytes", number).err
