@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,15 @@ def run_python():
     yield run
     server.stdin.close()
     assert server.wait() == 0
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

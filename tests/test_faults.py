@@ -7,10 +7,8 @@ ends with the same command again, which must end in the bits of a run that nothi
 import json
 import math
 import os
-import resource
 import shutil
 import signal
-import sys
 import time
 from errno import ENOSPC, EROFS
 from itertools import count
@@ -199,15 +197,6 @@ def test_every_change_is_named(stopped, undisturbed):
     assert contents(stopped.home) == before
     assert stopped.run().code == 0
     assert learned(stopped.folder) == learned(undisturbed)
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -129,15 +128,6 @@ def table(a_copy) -> Path:
     path = a_copy.home / "letters.csv"
     path.write_text("text,label\n" + "".join(rows))
     return path
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk on which files may grow beyond no more than so many bytes; 0 is a disk with room again."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else a module would be cached cut short
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most or before[0], before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("room", [50, 20_000])
