@@ -7,7 +7,7 @@ __all__ = ['PAPER_SCORES', 'BINARY', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PAIR_VI
            'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue', 'missing_tests',
            'Protocol', 'for_task', 'learning_rate', 'encode', 'row_lengths', 'collate', 'epoch_batches', 'Targets',
            'load_encoder', 'FineTuner', 'replicates', 'percentiles', 'score_predictions', 'constant_answer',
-           'finetune_task', 'encoder_weights', 'held_back_rows', 'hold_back']
+           'finetune_task', 'trained_weights', 'encoder_weights', 'held_back_rows', 'hold_back']
 
 # %% ../nbs/10_glue.ipynb #d0a13909
 import hashlib, math, re, time
@@ -31,6 +31,7 @@ from .engine.options import check_options, option
 from .schedule import LR_SCHEDULES, ScheduleConfig, lr_factor
 from .tasks import ARCHIVE, Folder, Hub
 from .tokenizer import PAD
+from .training import State
 
 # %% ../nbs/10_glue.ipynb #f5501026
 PAPER_SCORES = {  # MNLI-m, MNLI-mm, SST-2, STS-B, RTE, QNLI, QQP, MRPC, CoLA; in percent
@@ -613,14 +614,20 @@ def finetune_task(arch: Architecture, weights: dict | None, tokenizer: Tokenizer
     return result | dict(seconds=time.perf_counter() - start)
 
 # %% ../nbs/10_glue.ipynb #2e0ad799
-def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
-    "The encoder's float32 weights in the newest good checkpoint, by name."
+def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
+    "The float32 weights to evaluate in the newest good checkpoint, by name."
     found = load_checkpoint(checkpoints)
     if not found:
-        raise UserError(f"{checkpoints}: no checkpoint; run `cram pretrain` first, or copy "
+        raise UserError(f"{checkpoints}: no checkpoint yet; run `cram pretrain` first, or copy "
                         "those of a finished run back")
-    weights = evaluation_weights(found[0])
-    return {name.removeprefix("encoder."): weight for name, weight in weights.items()
+    tensors, saved = found
+    State.read(saved)  # refuses those of another version
+    return evaluation_weights(tensors)
+
+def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
+    "Of these the encoder's, by the names that it gives them."
+    return {name.removeprefix("encoder."): weight
+            for name, weight in trained_weights(checkpoints).items()
             if name.startswith("encoder.")}
 
 # %% ../nbs/10_glue.ipynb #d88524e0

@@ -393,3 +393,34 @@ def test_a_seed_has_a_limit(table, a_copy):
 @pytest.mark.parametrize("number", ["inf", "nan", "0"])
 def test_a_bench_of_no_size_is_refused(number, a_copy):
     assert f"--megabytes {number}: give a number above 0" in a_copy.command("bench", "data", "--megabytes", number).err
+
+
+DAMAGED = {  # change of a run.json -> words of the line
+    "a part of the recipe": (lambda kept: kept["recipe"].update(corpus=3), "recipe: field 'corpus' is missing or no dict"),
+    "its name": (lambda kept: kept["recipe"].pop("name"), "recipe: field 'name' is missing or no str"),
+    "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'files' is missing or no dict"),
+    "another size": (lambda kept: kept["recipe"]["architecture"].update(num_layers=3), "does not fit the recipe"),
+}
+
+
+@pytest.mark.parametrize("damage, words", DAMAGED.values(), ids=DAMAGED)
+def test_a_run_that_is_damaged_inside_is_refused(damage, words, a_copy):
+    path = a_copy.folder / "run.json"
+    kept = json.loads(path.read_text())
+    damage(kept)
+    path.write_text(json.dumps(kept))
+    shutil.rmtree(a_copy.folder / "export", ignore_errors=True)
+    refused(a_copy.command("predict", "first", "a [MASK]"), words)
+
+
+def test_a_field_of_a_list_of_runs_is_text(tmp_path):
+    (tmp_path / "a.yaml").write_text("- {set: {1: 2}}")
+    refused(command("lab", "a.yaml", cwd=tmp_path), "a.yaml, run 1: set 1; write fields and values")
+
+
+def test_lists_of_sources_that_contain_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, other in (("a.yaml", "b.yaml"), ("b.yaml", "a.yaml")):
+        (tmp_path / name).write_text(f"- {other}")
+    with pytest.raises(UserError, match="a.yaml: this list of sources contains itself"):
+        sources.sources("a.yaml")

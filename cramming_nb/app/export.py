@@ -20,14 +20,12 @@ from tokenizers import Tokenizer
 from ..architecture import (
     ACTIVATIONS, Architecture, Encoder, MaskedLM, SequenceClassifier, ffn_widths)
 from ..engine.errors import UserError
-from ..engine.checkpoint import load_checkpoint, save_tensors
-from ..glue import encode
-from ..optimizer import evaluation_weights
+from ..engine.checkpoint import save_tensors
+from ..glue import encode, trained_weights
 from .records import RunRecord, render
 from .scores import ScoreTable
 from ..engine.files import atomic_write
 from ..tokenizer import PAD, save_tokenizer
-from ..training import State
 
 # %% ../../nbs/app/export.ipynb #demo0002
 DEMO = Path(str(files("cramming_nb"))) / "app" / "demo"  # folder of the model of `--demo`
@@ -238,15 +236,6 @@ def write_model(
 NO_WORDS = ("this model was trained to find replaced tokens (objective.name=rtd) and predicts no "
             "words; fine-tune it with `cram glue` or `cram finetune`")
 
-def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
-    "The float32 weights to evaluate of a run's newest checkpoint, by our names."
-    found = load_checkpoint(checkpoints)
-    if not found:
-        raise UserError(f"{checkpoints}: no checkpoint yet; run `cram pretrain` first, or "
-                        "copy those of a finished run back")
-    tensors, saved = found
-    State.read(saved)  # refuses those of another version
-    return evaluation_weights(tensors)
 
 # %% ../../nbs/app/export.ipynb #4162ecc3
 def load_checkpointed(checkpoints: Path, arch: Architecture) -> MaskedLM:
@@ -255,7 +244,11 @@ def load_checkpointed(checkpoints: Path, arch: Architecture) -> MaskedLM:
     if any(name.startswith("generator.") for name in weights):
         raise UserError(NO_WORDS)
     model = MaskedLM(arch)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise UserError(f"{checkpoints} does not fit the recipe in run.json; copy both from the "
+                        "same run") from None
     return model.eval()
 
 # %% ../../nbs/app/export.ipynb #52aec302

@@ -34,7 +34,8 @@ from ..engine.hardware import DTYPES, Hardware, matrix_rate
 from .probes import PROBES, probe_tasks
 from ..recipes import Recipe, change, diff
 from ..replaced import FLOPS
-from .records import RunRecord, environment, plan_line, record_key, report, require
+from .records import (
+    INSIDE, RunRecord, environment, plan_line, record_key, report, require)
 from .scores import ScoreTable
 from ..engine.hooks import missed_snapshots
 from ..training import Learner, TrainingConfig, pretrain
@@ -111,6 +112,8 @@ def read_run(folder: Path) -> dict:
         raise UserError(f"{path} is of another version of cramming_nb; choose another --name")
     try:
         require(path, values, KEPT)
+        require(f"{path}: recipe", values["recipe"], INSIDE["recipe"])
+        require(f"{path}: manifest", values["manifest"], {"files": dict})
     except UserError as error:
         raise UserError(f"{error}; {advice}") from None
     return values

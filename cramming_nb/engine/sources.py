@@ -511,13 +511,15 @@ def listed_sources(path: str) -> list:
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: not YAML ({first_line(error)})") from None
     listed = found if isinstance(found, list) else []
-    if not listed or path in listed or not all(isinstance(one, str | dict) for one in listed):
+    if not listed or not all(isinstance(one, str | dict) for one in listed):
         raise UserError(f"{path}: not a list of sources; write `- {{kind: files, path: FILE}}` for "
                         "each")
     return listed
 
 # %% ../../nbs/engine/sources.ipynb #3f91fcff
-def sources(what: str | dict | Source | list) -> list[Source]:
+def sources(what: str | dict | Source | list,
+            within: tuple[str, ...] = (),  # YAML files that are being read
+            ) -> list[Source]:
     "The sources that a string, a YAML file, a dict, a `Source`, or a list of these describe."
     if isinstance(what, Source):
         if parse_source(str(what)) != what:  # a run is known by the short form of its sources
@@ -525,7 +527,7 @@ def sources(what: str | dict | Source | list) -> list[Source]:
                             f"{SOURCES}")
         return [spooled(what)]
     if isinstance(what, list):
-        return list(itertools.chain.from_iterable(map(sources, what)))
+        return [source for one in what for source in sources(one, within)]
     if isinstance(what, dict):
         try:
             return sources(Source(**what))
@@ -533,7 +535,9 @@ def sources(what: str | dict | Source | list) -> list[Source]:
             known = ", ".join(Source.__dataclass_fields__)
             raise UserError(f"source {what}: {first_line(error)}; fields are {known}") from None
     if re.search(r"\.ya?ml$", what) and os.path.isfile(what):
-        return sources(listed_sources(what))
+        if what in within:
+            raise UserError(f"{what}: this list of sources contains itself")
+        return sources(listed_sources(what), (*within, what))
     return [spooled(parse_source(part)) for part in split_source(what)]
 
 def full_source(what: str | dict | Source | list) -> str:

@@ -65,6 +65,9 @@ def read_entry(values: dict, place: str) -> Entry:
             raise UserError(f"{place}: unknown field {name!r}; known are {', '.join(types)}")
         if type(value) is not types[name]:
             raise UserError(f"{place}: {name} {value!r}; write {FORMS[types[name]]}")
+    for key in values.get("set", ()):
+        if not isinstance(key, str):
+            raise UserError(f"{place}: set {key!r}; write {FORMS[dict]}")
     return Entry(**values)
 
 # %% ../../nbs/lab/experiments.ipynb #396bd1e7b
