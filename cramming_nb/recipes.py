@@ -18,7 +18,7 @@ from .glue import Protocol
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .engine.options import meanings, read_yaml
-from .replaced import generator_of
+from .replaced import FLOPS
 from .schedule import LEVELS, ScheduleConfig, mask_rate, row_length
 from .training import TrainingConfig
 
@@ -41,8 +41,8 @@ class Recipe:
         architecture = replace(self.architecture, vocab_size=vocab_size, max_length=max_length)
         object.__setattr__(self, "architecture", architecture)
         check(architecture)
-        if self.objective.name == "rtd":
-            generator_of(architecture)  # refuses one that cannot be built
+        objective = self.objective  # its cost refuses a generator that cannot be built
+        FLOPS[objective.name](architecture, objective.mlm_probability)
         check_masking(self)
 
     def to_yaml(self) -> str:

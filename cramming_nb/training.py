@@ -357,7 +357,8 @@ class TrainingConfig:
         "auto", "attention kernel; auto: the device's fastest", choices=("auto", *ATTENTIONS))
     compile: str = option("auto", "whether to use torch.compile", choices=COMPILE)
     compile_by: str = option(
-        "model", "what is compiled at once; blocks are ready much sooner", choices=("model", "block"))
+        "model", "what is compiled at once; blocks are ready much sooner",
+        choices=("model", "block"))
     gradient_exchange: str = option(
         "float32", "number format between processes; bfloat16 halves the bytes",
         choices=("float32", "bfloat16"))

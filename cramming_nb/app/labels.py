@@ -22,6 +22,7 @@ from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
     pearson, row_lengths, score_predictions)
 from .records import Table, plain
+from ..tasks import HALF
 from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
 from .scores import LINE_NAMES, compare, show
 
@@ -41,7 +42,7 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
                  for name, value in row.items() if value is not None}
         if any("\ufffd" in cell for cell in cells.values()):
             raise UserError(f"{path}, {place}: not UTF-8; save the file as UTF-8")
-        if any(re.search("[\ud800-\udfff]", cell) for cell in cells.values()):
+        if any(HALF.search(cell) for cell in cells.values()):
             raise UserError(f"{path}, {place}: half of a character (a surrogate); write all of it")
         stripped = {name: cells.get(name, "").strip() for name in columns}
         rows.append((int(place.split()[1]), stripped))

@@ -506,7 +506,7 @@ def finish(run: Run, results: list[dict]) -> RunRecord:
     )
     export_model(folder / "checkpoints", tokenizer_of(run), run.recipe.architecture, record,
                  folder / "export")
-    if run.recipe.objective.name == "mlm":
+    if not record.finds_replaced:
         record.samples = fill_samples(kept["samples"], folder / "export")
     write_reports([record], folder / "report.html", folder / "report.md", run=folder.name)
     write_text(folder / "record.json", record.to_json())

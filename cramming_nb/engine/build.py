@@ -162,8 +162,7 @@ class Store:
 
         `read()` returns the table of its steps, `make(folder)` the manifest of the rows, to which
         `about` is added. The documents are deleted, unless a build asked to `keep` them, which
-        reads them again if need be. Only one
-        process at a time builds from the same documents.
+        reads them again if need be. Only one process at a time builds from the same documents.
         """
         def read_all(stage: Path) -> dict:
             table, paths = read(), sorted(stage.glob("*.arrow"))
