@@ -6,8 +6,8 @@
 __all__ = ['PAPER_SCORES', 'BINARY', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PAIR_VIEWS', 'REFERENCE', 'PROTOCOLS', 'Views',
            'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue', 'missing_tests',
            'Protocol', 'for_task', 'learning_rate', 'encode', 'row_lengths', 'collate', 'epoch_batches', 'Targets',
-           'load_encoder', 'FineTuner', 'replicates', 'percentiles', 'score_predictions', 'constant_answer',
-           'finetune_task', 'trained_weights', 'encoder_weights', 'held_back_rows', 'hold_back']
+           'load_weights', 'load_encoder', 'FineTuner', 'replicates', 'percentiles', 'score_predictions',
+           'constant_answer', 'finetune_task', 'trained_weights', 'encoder_weights', 'held_back_rows', 'hold_back']
 
 # %% ../nbs/10_glue.ipynb #d0a13909
 import hashlib, math, re, time
@@ -419,11 +419,19 @@ class RecordedGradients:
         return inputs, self.recorder.record(work)
 
 # %% ../nbs/10_glue.ipynb #opt00004
+def load_weights(module: torch.nn.Module, weights: dict[str, Tensor]):
+    "Give a module the weights of a checkpoint; those of another recipe are refused."
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError:
+        raise UserError("the checkpoint does not fit the recipe in run.json; copy both from the "
+                        "same run") from None
+
 def load_encoder(arch: Architecture, weights: dict | None, attention: str) -> Encoder:
     "An encoder with some weights, or with random ones where they are None."
     encoder = Encoder(arch, attention)
     if weights is not None:
-        encoder.load_state_dict(weights)
+        load_weights(encoder, weights)
     return encoder
 
 # %% ../nbs/10_glue.ipynb #opt00003
@@ -618,7 +626,7 @@ def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
     "The float32 weights to evaluate in the newest good checkpoint, by name."
     found = load_checkpoint(checkpoints)
     if not found:
-        raise UserError(f"{checkpoints}: no checkpoint yet; run `cram pretrain` first, or copy "
+        raise UserError(f"{checkpoints}: no good checkpoint; run `cram pretrain` first, or copy "
                         "those of a finished run back")
     tensors, saved = found
     State.read(saved)  # refuses those of another version

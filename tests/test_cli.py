@@ -234,6 +234,12 @@ def options_of(function) -> list[inspect.Parameter]:
     return [option for p in own for option in (shared if p.name == "options" else [p])]
 
 
+def test_options_that_take_several_values_are_known():
+    several = [o for kind in PAGES.values() for o in options_of(kind) if isinstance(o.default, (tuple, list))]
+    named = {"--" + o.name.replace("_", "-") for o in several if o.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    assert named == cli.LISTS
+
+
 def help_of(name: str, monkeypatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
     call = [sys.executable, "-m", "cramming_nb.app.cli", *name.split(), "--help"]

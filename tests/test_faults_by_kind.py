@@ -68,11 +68,11 @@ FULL = {  # a command whose standard error is on a full disk: (exit code, begin 
 
 
 @pytest.mark.parametrize("argv", FULL)
-def test_standard_error_on_a_full_disk(argv, finished):
+def test_standard_error_on_a_full_disk(argv, finished, tmp_path):
     code, begin = FULL[argv]
     argv = argv.format(recipe=finished.tiny.recipe, text=finished.tiny.text)
     call = f"exec '{sys.executable}' -m cramming_nb.app {argv} 2>/dev/full"
-    env = os.environ | dict(CRAM_CACHE=str(finished.tiny.cache))
+    env = os.environ | dict(CRAM_CACHE=str(tmp_path))
     done = subprocess.run(call, shell=True, cwd=finished.home, env=env, capture_output=True, text=True)
     assert done.returncode == code and done.stdout.startswith(begin), done.stdout
 
@@ -169,7 +169,8 @@ def test_a_worker_lost_while_no_result_is_asked_for(tmp_path):
         results = workers.map(end_of, [(tmp_path, number) for number in (0, 1, *range(2, 12))])
         with pytest.raises(LostWorker, match="ended before its work did"):
             for _ in results:
-                time.sleep(0.5)
+                while not workers.pool._broken:
+                    time.sleep(0.01)
         assert list(workers.map(end_of, [(tmp_path, 20), (tmp_path, 21)])) == [None, None]
 
 
@@ -294,7 +295,7 @@ def test_results_that_a_power_cut_emptied_are_made_again(table, a_copy):
 @pytest.mark.parametrize("verb", ["export first", "glue first"])
 def test_checkpoints_that_are_gone(verb, a_copy):
     shutil.rmtree(a_copy.folder / "checkpoints")
-    refused(a_copy.command(*verb.split()), "no checkpoint", "copy those of a finished run back")
+    refused(a_copy.command(*verb.split()), "no good checkpoint", "copy those of a finished run back")
 
 
 ALIKE = {  # name: (labels, what is said)
@@ -411,6 +412,9 @@ def test_a_run_that_is_damaged_inside_is_refused(damage, words, a_copy):
     path.write_text(json.dumps(kept))
     shutil.rmtree(a_copy.folder / "export", ignore_errors=True)
     refused(a_copy.command("predict", "first", "a [MASK]"), words)
+    if words == "does not fit the recipe":
+        for argv in ("glue first --no-baseline", "export first"):
+            refused(a_copy.command(*argv.split()), words)
 
 
 def test_a_field_of_a_list_of_runs_is_text(tmp_path):

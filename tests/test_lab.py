@@ -298,17 +298,28 @@ def test_a_run_fine_tunes_on_the_gpu_of_its_process_alone(monkeypatch, seen, exp
     assert sent == [1] and os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_each_process_has_a_device_while_it_works():
+def test_each_process_has_a_device_while_it_works(tmp_path):
     """Three jobs on two devices: the third gets the device that is free first."""
     with Processes(2, devices=2) as workers:
-        found = list(workers.map(visible_devices, [(0.5,), (8.0,), (0.0,)]))
-    assert found == ["0", "1", "0"]
+        found = list(workers.map(visible_devices, [(tmp_path, number) for number in range(3)]))
+    assert found[2] == found[0] != found[1] and set(found) == {"0", "1"}
 
 
-def visible_devices(seconds: float) -> str:
-    """The GPUs that this process may see, after a while."""
-    time.sleep(seconds)
-    return os.environ["CUDA_VISIBLE_DEVICES"]
+def visible_devices(folder: Path, number: int) -> str:
+    """The GPUs that this process may see; the second job ends after the third."""
+    visible = os.environ["CUDA_VISIBLE_DEVICES"]
+    if number == 1:
+        wait_until((folder / "2").exists)
+    (folder / str(number)).touch()
+    return visible
+
+
+def wait_until(true):
+    """Waits, at most for five minutes."""
+    end = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_ray_that_is_not_installed_is_asked_for(lab, monkeypatch):

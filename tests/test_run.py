@@ -289,7 +289,7 @@ def test_predict_by_folder_by_export_and_by_checkpoint_is_the_same(a_copy):
     assert [(result.code, result.out) for result in found] == [(0, found[0].out)] * 4
     shutil.rmtree(a_copy.folder / "checkpoints")
     result = a_copy.command("predict", "first", TWO)
-    assert (result.code, len(lines(result.err))) == (2, 1) and "no checkpoint yet; run `cram pretrain`" in result.err
+    assert (result.code, len(lines(result.err))) == (2, 1) and "no good checkpoint; run `cram pretrain`" in result.err
 
 
 def test_predict_several_texts_or_lines(finished, monkeypatch):

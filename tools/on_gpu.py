@@ -31,7 +31,6 @@ does without an installed package, datasets, tyro and nvidia-ml-py; without the 
 import argparse
 import contextlib
 import gc
-import hashlib
 import importlib.metadata
 import json
 import lzma
@@ -197,12 +196,12 @@ def corpus_from(a: argparse.Namespace):
             rows = np.concatenate(list(pool.map(unpacked, [found[name] for name in parts])))
         rows = rows.reshape(-1, manifest["config"]["seq_length"])
         np.save(folder / "train.npy", rows)
-        checksum = hashlib.sha256((folder / "train.npy").read_bytes()).hexdigest()
+        checksum = file_checksum(folder / "train.npy")
         if len(parts) == PARTS and checksum != manifest["files"]["train"]["sha256"]:
             raise SystemExit("the packed rows are damaged; pack them again")
         manifest["files"]["train"] |= dict(shape=list(rows.shape), sha256=checksum)
         (folder / "probe.jsonl").write_bytes(b"")  # its documents stay behind
-        manifest["files"]["probe.jsonl"]["sha256"] = hashlib.sha256(b"").hexdigest()
+        manifest["files"]["probe.jsonl"]["sha256"] = file_checksum(folder / "probe.jsonl")
         write(folder / "manifest.json", manifest)
     return Corpus(folder)
 

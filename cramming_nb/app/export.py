@@ -21,7 +21,7 @@ from ..architecture import (
     ACTIVATIONS, Architecture, Encoder, MaskedLM, SequenceClassifier, ffn_widths)
 from ..engine.errors import UserError
 from ..engine.checkpoint import save_tensors
-from ..glue import encode, trained_weights
+from ..glue import encode, load_weights, trained_weights
 from .records import RunRecord, render
 from .scores import ScoreTable
 from ..engine.files import atomic_write
@@ -244,11 +244,7 @@ def load_checkpointed(checkpoints: Path, arch: Architecture) -> MaskedLM:
     if any(name.startswith("generator.") for name in weights):
         raise UserError(NO_WORDS)
     model = MaskedLM(arch)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError:
-        raise UserError(f"{checkpoints} does not fit the recipe in run.json; copy both from the "
-                        "same run") from None
+    load_weights(model, weights)
     return model.eval()
 
 # %% ../../nbs/app/export.ipynb #52aec302
@@ -284,6 +280,8 @@ def export_model(
     "Export the newest checkpoint with tokenizer and model card: completely, or not at all."
     check_target(folder, checkpoints.parent / "export")
     weights = trained_weights(checkpoints)
+    load_weights(Encoder(arch), {name.removeprefix("encoder."): w for name, w in weights.items()
+                                 if name.startswith("encoder.")})  # refuses another recipe's
     if record.finds_replaced:  # the discriminator is what others load
         weights = {name: w for name, w in weights.items() if name.startswith("encoder.")}
     parameters = sum(weight.numel() for weight in weights.values())

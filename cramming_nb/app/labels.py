@@ -6,7 +6,7 @@
 __all__ = ['Rows', 'HELD_BACK', 'choose_columns', 'is_regression', 'read_labels', 'train_classifier']
 
 # %% ../../nbs/app/labels.ipynb #07531ea8
-import hashlib, json, math, re, shlex, shutil, unicodedata
+import json, math, re, shlex, shutil, unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..engine.errors import UserError
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
 from ..engine.tables import read_rows
 from .export import card_metadata, write_classifier
-from .finetuning import memory_trouble, newest_checkpoint
+from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
     pearson, row_lengths, score_predictions)
@@ -404,11 +404,10 @@ def notes_for(labels: LabelTable, rows: list[tuple], tuner: FineTuner, result: d
     return [f"{note[0].upper()}{note[1:]}." for note in found]
 
 def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> str:
-    "Sixteen hexadecimal digits of what a fine-tuning depends on."
+    "Twelve hexadecimal digits of what a fine-tuning depends on."
     newest = newest_checkpoint(run.folder / "checkpoints")
     pretraining = json.dumps(read_run(run.folder)["pretraining"])
-    causes = (data.digest, data.task.labels, protocol, seed, newest, pretraining)
-    return hashlib.sha256(repr(causes).encode()).hexdigest()[:16]
+    return short_hash(data.digest, data.task.labels, protocol, seed, newest, pretraining)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
 

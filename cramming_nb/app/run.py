@@ -114,6 +114,8 @@ def read_run(folder: Path) -> dict:
         require(path, values, KEPT)
         require(f"{path}: recipe", values["recipe"], INSIDE["recipe"])
         require(f"{path}: manifest", values["manifest"], {"files": dict})
+        files = values["manifest"]["files"]
+        require(f"{path}: files", files, dict.fromkeys(("train", *TAKEN), dict))
     except UserError as error:
         raise UserError(f"{error}; {advice}") from None
     return values
