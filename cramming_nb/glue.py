@@ -418,7 +418,7 @@ class RecordedGradients:
             self.backward(*inputs)
         return inputs, self.recorder.record(work)
 
-# %% ../nbs/10_glue.ipynb #opt00004
+# %% ../nbs/10_glue.ipynb #97cd8baf
 def load_weights(module: torch.nn.Module, weights: dict[str, Tensor]):
     "Give a module the weights of a checkpoint; those of another recipe are refused."
     try:

@@ -621,8 +621,9 @@ def embed_by_counts(learner: Learner):
         vectors = torch.from_numpy(found)
     vectors = learner.group.all_reduce(vectors).to(first.device)
     seen = vectors.any(1)[:, None]  # other tokens keep the vectors that were drawn
-    for weight in (first, masters.get("decoder", first)):
-        weight.copy_(torch.where(seen, vectors, weight))
+    for name in ("encoder.embedding.weight", "decoder", "generator.decoder"):
+        if name in masters:
+            masters[name].copy_(torch.where(seen, vectors, masters[name]))
     torch._foreach_copy_(learner.optimizer.weights, learner.optimizer.masters)
 
 def compile_first_graph(learner: Learner):

@@ -43,8 +43,9 @@ HOW = """\
 
     {command}
 
-on one thread of a processor that other programs shared. `record.json` is the record of that run. The weights were
-rounded to 16 bits afterwards, and are read as 32."""
+on one thread of a processor that other programs shared. Ten minutes are counted in tokens here: what two quiet cores
+read in that time. `record.json` is the record of that run. The weights were rounded to 16 bits afterwards, and are read
+as 32."""
 
 
 def choose_text(out: Path, corpora: list[Path]):

@@ -1,6 +1,7 @@
 """A text and a recipe so small that the whole job takes seconds, and ways to give `cram` a command, or Python code."""
 
 import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -16,7 +17,9 @@ import sys
 import time
 from collections import namedtuple
 from functools import partial
+from multiprocessing import context, forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: same bits each time, and no pool of workers
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -139,12 +142,73 @@ def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     sys.exit(main(argv))
 
 
-class Killable:
-    """`cram` in a process of its own, forked from a server that has loaded once what takes seconds to load."""
+class Forked(context.ForkServerProcess):
+    """A process that is forked from a server which has loaded once what takes seconds to load.
 
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["cramming_nb.app.run", "cramming_nb.app.counting", "scipy.stats", "torch._dynamo"])
-    server.set_forkserver_preload = lambda modules: None  # a bench asks the same server for fewer
+    It has the environment of the process that starts it, as one that starts anew would, and may start others.
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        forkserver._forkserver.ensure_running()
+        self.environment, self.address = dict(os.environ), forkserver._forkserver._forkserver_address
+        self.server_key = getattr(forkserver._forkserver, "_forkserver_authkey", None)  # from Python 3.14 on
+
+    @staticmethod
+    def all() -> set[int]:
+        """The processes of this kind that live, also those that one of them has started."""
+        server = forkserver._forkserver._forkserver_pid
+        return set(map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split()))
+
+    def run(self):
+        gc.freeze()  # what the server has loaded
+        os.environ.clear()
+        os.environ.update(self.environment)
+        forkserver._forkserver._forkserver_address = self.address  # else it would start a server of its own
+        forkserver._forkserver._forkserver_authkey = self.server_key
+        forkserver._forkserver.ensure_running = lambda: None
+        save_time()
+        super().run()
+
+
+class Server(context.ForkServerContext):
+    """What starts such processes."""
+
+    Process = Forked
+
+
+SERVER = Server()
+SERVER.set_forkserver_preload(
+    ["cramming_nb.app.run", "cramming_nb.app.counting", "cramming_nb.lab.experiments", "scipy.stats", "torch._dynamo"]
+)
+multiprocessing.set_forkserver_preload = lambda modules: None  # a bench asks the same server for fewer
+
+
+def save_time():
+    """Let engines of this process fork their workers, which else would start anew and load torch, each of them.
+
+    They start anew in test_guard and test_orphans, and wherever a test runs `cram` by `run_python`. Nor is any file
+    waited for until it is on the disk.
+    """
+    from cramming_nb.engine import jobs
+
+    os.fsync = lambda descriptor: None  # a test ends processes, and never cuts the power
+    really = multiprocessing.get_context
+    jobs.multiprocessing = SimpleNamespace(
+        get_context=lambda method: really("fork") if method == "fork" else SERVER,
+        parent_process=multiprocessing.parent_process,
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def saved_time():
+    save_time()
+
+
+class Killable:
+    """`cram` in a process of its own, with its output in a file."""
+
+    server = SERVER
     body = staticmethod(child)
 
     def __init__(self, *argv, cwd: Path, cache: Path):
@@ -234,10 +298,11 @@ def a_copy(finished, tmp_path) -> Finished:
 # A Python process in which third-party packages are loaded, but neither transformers nor this one. For each code that
 # it reads it forks: the code runs as in a new process, without waiting seconds for torch.
 FORKS = """
-import json, os, sys, tempfile, traceback
+import gc, json, os, sys, tempfile, traceback
 import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.export
 import joblib, matplotlib.pyplot, pyarrow.parquet, scipy.optimize, scipy.stats, sklearn.metrics, tokenizers
 import sklearn.feature_extraction.text, sklearn.linear_model, sklearn.multiclass, sklearn.pipeline
+gc.freeze()
 for line in sys.stdin:
     source, cwd, env = json.loads(line)
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
@@ -264,6 +329,7 @@ for line in sys.stdin:
         file.seek(0)
         said.append(file.read().decode())
     print(json.dumps([code, *said]), flush=True)
+os._exit(0)  # the end of an interpreter takes a second, with all that torch has loaded
 """
 
 
@@ -320,14 +386,18 @@ GLUE_ROWS = dict(
 )
 
 
+def write_glue(folder: Path) -> Path:
+    """A GLUE folder with three small tasks."""
+    for name, rows in zip(("CoLA", "STS-B", "RTE"), GLUE_ROWS.values(), strict=True):
+        (folder / name).mkdir(parents=True)
+        write_jsonl(folder / name / "train.jsonl", rows)
+        write_jsonl(folder / name / "dev.jsonl", rows[:12])
+    return folder
+
+
 @pytest.fixture
 def glue(tmp_path) -> Path:
-    """A GLUE folder with three small tasks."""
-    for name, rows in dict(zip(("CoLA", "STS-B", "RTE"), GLUE_ROWS.values(), strict=True)).items():
-        (tmp_path / "glue" / name).mkdir(parents=True)
-        write_jsonl(tmp_path / "glue" / name / "train.jsonl", rows)
-        write_jsonl(tmp_path / "glue" / name / "dev.jsonl", rows[:12])
-    return tmp_path / "glue"
+    return write_glue(tmp_path / "glue")
 
 
 # Modules that take longest. They are begun first, so that no worker is left alone with one of them at the end.
@@ -338,3 +408,9 @@ def pytest_collection_modifyitems(items: list):
     """Put long modules first, and leave all else as it is."""
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+def pytest_collection_finish():
+    """Let no search for garbage go through all that modules hold, neither now and then nor at the end."""
+    gc.collect()
+    gc.freeze()

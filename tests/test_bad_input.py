@@ -301,6 +301,8 @@ PLACES = {  # name: (what is done before, name of the run, words of the line)
     "runs leads nowhere": (runs_is_a_broken_link, "first", ("runs: ", "")),
     "run is a file": (run_is_a_file, "first", ("first: Not a directory", "move the file")),
     "name too long": (Path.exists, "x" * 300, ("name too long", "choose a shorter one with --name")),
+    "name of two lines": (Path.exists, "a\nb", (r"runs/a\nb", "be printed here", "choose another --name")),
+    "name not in UTF-8": (Path.exists, "\udcff", (r"runs/\udcff", "be printed here", "choose another --name")),
 }
 
 
@@ -317,6 +319,17 @@ def test_a_place_for_results_is_checked_before_the_text_is_read(verb, prepare, n
 def test_name_of_a_classifier_that_is_too_long(a_copy):
     (a_copy.home / "t.csv").write_text("text,label\n" + "a garden,yes\na river,no\n" * 30)
     refused(a_copy.command("finetune", "first", "t.csv", "--name", "x" * 300), "name too long")
+
+
+def test_name_of_a_classifier_that_cannot_be_printed(a_copy):
+    (a_copy.home / "t.csv").write_text("text,label\n" + "a garden,yes\na river,no\n" * 30)
+    refused(a_copy.command("finetune", "first", "t.csv", "--name", "a\tb"), r"a\tb", "choose another --name")
+
+
+@pytest.mark.parametrize("verb", ["glue", "export"])
+def test_folder_that_is_not_named_in_utf8(verb, a_copy):
+    a_copy.folder.rename(a_copy.home / "\udcff")
+    refused(a_copy.command(verb, "\udcff"), r"\udcff", "UTF-8")
 
 
 @pytest.mark.parametrize("verb", ["run", "pretrain", "data"])
@@ -426,6 +439,14 @@ def test_run_that_only_began(verb, finished, tmp_path):
     shutil.copy(finished.folder / "run.json", tmp_path / "runs" / "first")
     forget_pretraining(tmp_path / "runs" / "first")
     refused(command(*shlex.split(verb), cwd=tmp_path, cache=finished.tiny.cache), "first", "cram ")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null"])
+@pytest.mark.parametrize("init", ["pretrained", "counting"])
+def test_damaged_results_of_a_task(init, content, a_copy):
+    path = next((a_copy.folder / "glue").glob(f"*-{init}-*.json"))
+    path.write_text(content)
+    refused(a_copy.command("glue", "first"), path.name, "is damaged; delete it")
 
 
 @pytest.mark.parametrize("name", ["run.json", "record.json"])

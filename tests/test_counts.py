@@ -114,8 +114,9 @@ def make(tiny):
     corpus, r = Corpus(next(tiny.cache.glob("corpus-*"))), load_recipe(str(tiny.recipe))
     arch = replace(r.architecture, vocab_size=r.corpus.vocab_size, max_length=r.corpus.seq_length)
 
-    def learner(seed: int = 0, **changes) -> Learner:
-        parts = replace(arch, **changes), r.objective, r.optimizer, r.schedule, r.training
+    def learner(seed: int = 0, objective: str = "mlm", **changes) -> Learner:
+        objective = replace(r.objective, name=objective)
+        parts = replace(arch, **changes), objective, r.optimizer, r.schedule, r.training
         learner = Learner(corpus, *parts, Hardware.detect(torch.float32), seed)
         learner.clock = Clock().start()
         return learner
@@ -127,9 +128,10 @@ def tensors(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in learner.model.named_parameters()}
 
 
+@pytest.mark.parametrize("objective", ["mlm", "rtd"])
 @pytest.mark.parametrize("changes", [{}, dict(embedding_size=8), dict(tie_embeddings=False)], ids=str)
-def test_embedding_and_decoder_are_replaced_and_nothing_else(make, changes):
-    learner = make(init="counts", **changes)
+def test_embedding_and_decoder_are_replaced_and_nothing_else(make, changes, objective):
+    learner = make(init="counts", objective=objective, **changes)
     before, random = tensors(learner), torch.get_rng_state()
     prepare(learner)
     after, masters = tensors(learner), learner.optimizer.named
@@ -138,10 +140,12 @@ def test_embedding_and_decoder_are_replaced_and_nothing_else(make, changes):
     expected = torch.from_numpy(counts.count_vectors(learner.corpus.rows, 400, width, 0.02, 0))
     seen = expected.any(1)
     assert seen.sum() == len(np.unique(learner.corpus.rows)) < 400 and not seen[MASK]
-    for weight in {name, "decoder"} & after.keys():
+    replaced = {name, "decoder", "generator.decoder"} & after.keys()
+    assert len(replaced) == 2 - changes.get("tie_embeddings", True)
+    for weight in replaced:
         assert torch.equal(after[weight][seen], expected[seen])
         assert torch.equal(after[weight][~seen], before[weight][~seen])
-    assert all(torch.equal(after[n], before[n]) for n in after if n not in (name, "decoder"))
+    assert all(torch.equal(after[n], before[n]) for n in after if n not in replaced)
     assert all(torch.equal(after[n], masters[n]) for n in after)
     assert torch.equal(torch.get_rng_state(), random)
     assert learner.clock.shares["counts"] > 0

@@ -420,7 +420,7 @@ def during_last_save(scene: Scene):
 
 
 SIGTERM = {  # name: (when the signal comes, exit codes)
-    "tokenizer": (during_corpus("train_tokenizer"), [143]),
+    "tokenizer": (during_corpus("corpus_tokenizer"), [143]),
     "rows": (during_corpus("pack"), [143]),
     "probe documents": (during_corpus("save_corpus"), [143]),
     "probe": (during_probe, [143]),

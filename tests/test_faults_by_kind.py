@@ -379,12 +379,34 @@ def test_a_row_of_a_task_that_is_wrong_is_refused(row, words, tmp_path):
         tasks.rows_of(tasks.json_rows(path), TASKS["rte"], True, "rte")
 
 
-@pytest.mark.parametrize("text", ["[]", "- 5\n- null"])
-def test_a_list_of_no_sources_is_refused(text, tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match="a.yaml: not a list of sources"):
-        sources.sources(str(path))
+@pytest.mark.parametrize("text, words", {
+    "[]": "a.yaml: no list of sources",
+    "# none": "a.yaml: no list of sources; write `- {kind: files, path: FILE}`",
+    "- tiny.txt\n- null": "a.yaml, source 2: None; write fields and values",
+    "- {path: 1}": "a.yaml, source 1: path 1; write text, with quotes around a number",
+    "- {path: yes}": "a.yaml, source 1: path True; write text",
+    "- {kind: [files]}": "source 1: kind \\['files'\\]; write text, .* such as kind: files",
+    "- {path: tiny.txt, share: '0.5'}": "source 1: share '0.5'; write a number",
+    "- {path: tiny.txt, share: .nan}": "source 1: .*a share is above 0",
+    "- {path: tiny.txt, first: true}": "source 1: first True; write a whole number",
+    "- {path: tiny.txt, column: }": "source 1: column has no value; write text, .* such as column: text",
+    "- {path: tiny.txt, colum: text}": "source 1: unknown field 'colum'; known are kind, path, column",
+    "- {path: tiny.txt, 1: text}": "source 1: unknown field 1",
+    "- nosuch": "a.yaml, source 1: source 'nosuch' is no file",
+}.items())
+def test_a_list_of_sources_that_is_wrong_is_refused(text, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.txt").write_text("a text")
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        sources.sources("a.yaml")
+
+
+def test_a_source_without_a_kind_is_one_of_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "123").write_text("a text")
+    (tmp_path / "a.yaml").write_text("- {path: '123'}")
+    assert sources.full_source("a.yaml") == "files:123"
 
 
 def test_a_seed_has_a_limit(table, a_copy):
@@ -401,6 +423,10 @@ DAMAGED = {  # change of a run.json -> words of the line
     "its name": (lambda kept: kept["recipe"].pop("name"), "recipe: field 'name' is missing or no str"),
     "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'files' is missing or no dict"),
     "another size": (lambda kept: kept["recipe"]["architecture"].update(num_layers=3), "does not fit the recipe"),
+    "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "run.json: recipe: 'extra' must hold fields"),
+    "an unknown field": (lambda kept: kept["recipe"].update(extra={"a": 3}), "run.json: recipe: recipe field 'extra.a'"),
+    "its outcome": (lambda kept: kept["pretraining"].pop("shares"), "pretraining: field 'shares' is missing or no dict"),
+    "its plan": (lambda kept: kept.update(plan={"line": 3}), "plan: field 'line' is missing or no str"),
 }
 
 
@@ -413,13 +439,13 @@ def test_a_run_that_is_damaged_inside_is_refused(damage, words, a_copy):
     shutil.rmtree(a_copy.folder / "export", ignore_errors=True)
     refused(a_copy.command("predict", "first", "a [MASK]"), words)
     if words == "does not fit the recipe":
-        for argv in ("glue first --no-baseline", "export first"):
+        for argv in ("glue first --no-baseline --protocol frozen", "export first"):
             refused(a_copy.command(*argv.split()), words)
 
 
 def test_a_field_of_a_list_of_runs_is_text(tmp_path):
     (tmp_path / "a.yaml").write_text("- {set: {1: 2}}")
-    refused(command("lab", "a.yaml", cwd=tmp_path), "a.yaml, run 1: set 1; write fields and values")
+    refused(command("lab", "a.yaml", cwd=tmp_path), "a.yaml, run 1: recipe field '1' is unknown")
 
 
 def test_lists_of_sources_that_contain_each_other(tmp_path, monkeypatch):

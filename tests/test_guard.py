@@ -4,15 +4,19 @@ import multiprocessing
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import sentence, write_jsonl
 
 from cramming_nb.app import finetuning
+from cramming_nb.app.run import Run
 from cramming_nb.data import BATCH
 from cramming_nb.engine.files import NO_GUARD, NO_GUARD_CODE, lock
 from cramming_nb.engine.jobs import Local, Processes
 from cramming_nb.lab import bench
+from cramming_nb.lab.experiments import execute_all
+from cramming_nb.recipes import load_recipe
 
 SCRIPT = """
 from pathlib import Path
@@ -46,6 +50,7 @@ STARTS = dict(
     fine_tuning=fine_tune,
     bench=lambda: bench.take_turn(print),
     processes=lambda: list(Processes(2).map(pow, [(1, 2)])),
+    lab=lambda: execute_all([Run(load_recipe("pocket"), folder=Path(name)) for name in "ab"], jobs=2, progress=False),
 )
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from conftest import Killable, command, lines
+from conftest import Forked, Killable, command, lines
 
 from cramming_nb.app.finetuning import plan_workers
 from cramming_nb.app.records import RunRecord
@@ -25,9 +25,6 @@ from cramming_nb.engine.hooks import read_log
 from cramming_nb.engine.jobs import Local, Processes
 from cramming_nb.lab import experiments
 from cramming_nb.lab.experiments import Entry, plan_runs, read_list
-
-# Processes are forked from a server that has loaded torch.
-FORKED = SimpleNamespace(get_context=lambda method: Killable.server)
 
 
 class Lab:
@@ -137,7 +134,7 @@ def test_two_processes_share_a_list(lab):
     assert [beginnings(folder) for folder in sorted(lab.runs.iterdir())] == [1, 1, 1, 1]
 
 
-def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
+def test_a_stopped_lab_stops_its_processes_and_goes_on(lab):
     lab.write(dict(seeds=[0, 1, 2], budget="30ktok"))
     started = lab.start("--jobs", "2")
     started.wait_for(lambda: sum(beginnings(path.parent) for path in lab.runs.glob("*/log.jsonl")) == 2)
@@ -147,7 +144,6 @@ def test_a_stopped_lab_stops_its_processes_and_goes_on(lab, monkeypatch):
             pass
         assert (folder / "record.json").exists() or list(folder.glob("checkpoints/step-*"))  # each has saved
     assert len(lab.records()) < 3
-    monkeypatch.setattr("cramming_nb.engine.jobs.multiprocessing", FORKED)  # no wait for imports a second time
     assert lab("--jobs", "2").code == 0
     assert [r.seed for r in lab.records()] == [0, 1, 2]
 
@@ -175,12 +171,21 @@ def test_the_processes_of_a_killed_lab_end_with_it(lab):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_mistake_is_said_in_a_line_and_does_not_end_the_others(lab, cram, jobs):
-    lab.write(dict(source="files:nothing-*.txt", name="lost"), {}, dict(name="later"))
+    """The others come after it, or, in processes that start anew, beside it."""
+    others = [dict(name="later"), {}][: 3 - jobs]
+    lab.write(dict(source="files:nothing-*.txt", name="lost"), *others)
     result = cram("lab", "list.yaml", "--jobs", jobs)  # with all that its processes say
     assert result.code == 2 and "Traceback" not in result.err
     assert "nothing-*.txt" in result.err and "the same command goes on" in result.err
     (line,) = [line for line in lines(result.err) if line.startswith("cram: ")]
-    assert "1 of 3 runs failed (lost-" in line
+    assert f"1 of {1 + len(others)} runs failed (lost-" in line
+    assert [r.recipe["name"] for r in lab.records()] == ["later", "tiny"][: len(others)]
+
+
+def test_what_waits_for_a_process_is_begun_after_a_mistake(lab):
+    lab.write(dict(source="files:nothing-*.txt", name="lost"), {}, dict(name="later"))
+    result = lab("--jobs", "2")
+    assert result.code == 2 and "1 of 3 runs failed (lost-" in result.err
     assert [r.recipe["name"] for r in lab.records()] == ["later", "tiny"]
 
 
@@ -189,7 +194,7 @@ def test_a_process_that_is_killed_ends_its_own_run_alone(lab):
     started = lab.start("--jobs", "2")
     started.wait_for(lambda: any(beginnings(path) for path in lab.runs.glob("tiny-*")))
     started.wait_for(lambda: list(lab.runs.glob("later-*/record.json")))
-    (lost,) = [pid for pid in children_of(started.process.pid) if holds(pid, "tiny-")]
+    (lost,) = [pid for pid in Forked.all() if holds(pid, f"{lab.runs}/tiny-")]
     os.kill(lost, signal.SIGKILL)
     assert started.end() == 2
     said = started.output.read_text()
@@ -197,16 +202,10 @@ def test_a_process_that_is_killed_ends_its_own_run_alone(lab):
     assert [r.recipe["name"] for r in lab.records()] == ["later"]
 
 
-def children_of(pid: int) -> list[int]:
-    """The processes that a process started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-def holds(pid: int, name: str) -> bool:
-    """Whether a process has a file open in a folder whose name begins so."""
+def holds(pid: int, beginning: str) -> bool:
+    """Whether a process has a file open whose path begins so."""
     opened = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
-    return any(f"/{name}" in path for path in opened)
+    return any(path.startswith(beginning) for path in opened)
 
 
 def test_entries_of_one_folder_are_done_one_after_the_other(tmp_path, monkeypatch):
@@ -223,7 +222,7 @@ def test_entries_of_one_folder_are_done_one_after_the_other(tmp_path, monkeypatc
 ALIKE = [
     [dict(set={"optimizer.lr": 0.001}), dict(set={"protocol.lr": 0.001})],
     [dict(source="files:/tmp/a/x.txt"), dict(source="files:/tmp/b/x.txt")],
-    [dict(throughput_normalised=True), dict()],
+    [dict(throughput_normalised=True, budget="3s"), dict(budget="3s")],
     [dict(name="one"), dict(name="one", set={"schedule.batch_size": 64})],
 ]
 

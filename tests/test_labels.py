@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import random
 import re
@@ -9,8 +10,10 @@ import shlex
 import shutil
 import stat
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import transformers
 from conftest import DOES, LIKE, THINGS, command, contents, lines
@@ -106,7 +109,7 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "empty text": (b"text,label\n" + GOOD.encode() + b" ,a\n", "", "line 52", "'text'"),
     "empty label": (b"text,label\n" + GOOD.encode() + b"more,\n", "", "line 52", "'label'"),
     "too few": (b"text,label\n" + GOOD[:200].encode().rpartition(b"\n")[0], "", "different texts", "40"),
-    "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "1 rows", "40"),
+    "repeated": (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, "", "of 100 rows, 1 with", "40"),
     "latin": (b"text,label\n" + GOOD.encode() + b"caf\xe9,a\n", "", "not UTF-8", "iconv"),
     "latin of an old Mac": (
         b"text,label\r" + GOOD.encode().replace(b"\n", b"\r") + b"caf\xe9,a\r",
@@ -193,6 +196,14 @@ def labelled(*labels: str, text: str = "a text") -> str:
     return "text,label\n" + "".join(f"{text} {i},{labels[i % len(labels)]}\n" for i in range(60))
 
 
+def parquet(texts: list, labels: list) -> bytes:
+    """A Parquet file with these texts and labels."""
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(dict(text=texts, label=labels)), file)
+    return file.getvalue()
+
+
+TEXTS = [f"a {i}" for i in range(60)]
 READ = {  # name of the file: (its bytes, what it is understood as)
     "lines.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label="ab"[i % 2])) + "\n" for i in range(60)), ("a", "b")),
     "truth.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label=i % 2 == 0)) + "\n" for i in range(60)), ("false", "true")),
@@ -205,6 +216,8 @@ READ = {  # name of the file: (its bytes, what it is understood as)
     "powers.csv": (labelled("1e0", "1E0", "2"), ("1E0", "1e0", "2")),
     "not there.csv": (labelled("a", "b", "a", "b", "nan", "None"), ("a", "b")),
     "NA.csv": (labelled("NA", "EU"), ("EU", "NA")),
+    "decimal.parquet": (parquet(TEXTS, [Decimal(i % 2) for i in range(60)]), ("0", "1")),
+    "halves.parquet": (parquet(TEXTS, [Decimal(i) / 2 for i in range(60)]), ()),
 }
 
 
@@ -240,12 +253,13 @@ NO_TABLES = {  # name of the file: (its bytes, words of the line)
     "cut.jsonl": (b'{"text": "a", "label": 1}\n{"text": "b", "la', "line 2", "not JSON"),
     "other.jsonl": (b'{"text": "a", "label": 1}\n{"text": "b"}', "line 2", "give each row all of text, label"),
     "deep.jsonl": (b"[" * 100_000, "line 1", "nested too deeply"),
-    "null.jsonl": (b'{"text": "a", "label": null}\n', "line 1", "nothing in column 'label'"),
+    "null.jsonl": (b'{"text": "a", "label": null}\n', "nothing in column 'label' of any row"),
     "comment.csv": (b"# made by hand\n" + labelled("a", "b").encode(), "comment", "delete"),
     "escaped.csv": (b'text,label\n"he said \\"no\\"",a\n', "line 2", "written twice"),
     "huge.csv": (labelled("1e308", "-1e308", "0.5").encode(), "line 2", "1e308", "too large"),
     "none.csv": (labelled("nan").encode(), "no row has a label"),
     "folder.csv": (None, "directory"),
+    "binary.parquet": (parquet([text.encode() for text in TEXTS], [0, 1] * 30), "line 1", "a bytes in column 'text'"),
 }
 
 
@@ -259,6 +273,17 @@ def test_what_is_no_table_is_refused_in_one_line(name, tokenizer, tmp_path):
     with pytest.raises(UserError) as said:
         read_labels(tmp_path / name, tokenizer)
     assert "\n" not in str(said.value) and not [word for word in words if word not in str(said.value)], said.value
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null"])
+def test_damaged_results_are_refused_in_one_line(content, a_copy):
+    write(a_copy.home / "mine.csv", rows_of("classes"))
+    (a_copy.folder / "mine").mkdir()
+    (a_copy.folder / "mine" / "report.md").touch()
+    (a_copy.folder / "mine" / "results.json").write_text(content)
+    said = a_copy.command("finetune", "first", "mine.csv")
+    assert said.code == 2 and "results.json is damaged, delete it: field 'key' is missing" in said.err
+    assert len(lines(said.err)) == 1
 
 
 def test_second_file_of_one_name_is_refused(a_copy):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import on_gpu
 import pytest
+from conftest import write_glue, write_jsonl
 
 from cramming_nb.app.records import RunRecord
 from cramming_nb.engine import hardware
@@ -34,20 +36,29 @@ def bare(tmp_path) -> dict[str, str]:
     return os.environ | dict(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
 
 
-@pytest.fixture
-def blimp(tmp_path) -> Path:
+def write_blimp(folder: Path) -> Path:
     """A BLiMP folder with one paradigm."""
     pair = dict(sentence_good="The sailor waits.", sentence_bad="The sailor wait.", linguistics_term="agreement")
-    (tmp_path / "blimp").mkdir()
-    (tmp_path / "blimp" / "one.jsonl").write_text("\n".join([json.dumps(pair)] * 3))
-    return tmp_path / "blimp"
+    folder.mkdir()
+    write_jsonl(folder / "one.jsonl", [pair] * 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed_once(tiny, tmp_path_factory) -> Path:
+    """The tiny text, packed for two trips, and beside it the folder in which its rows were built."""
+    home = tmp_path_factory.mktemp("packed")
+    given = ["--text", f"files:{tiny.text}", "--glue-dir", write_glue(home / "glue"), "--work", home / "work"]
+    given += ["--blimp", write_blimp(home / "blimp")]
+    assert on_gpu.pack(arguments("pack", home / "packed", *given)) == 0
+    return home
 
 
 @pytest.fixture
-def packed(tiny, glue, blimp, tmp_path) -> Path:
-    """The tiny text, packed for two trips."""
-    given = ["--text", f"files:{tiny.text}", "--glue-dir", glue, "--blimp", blimp, "--work", tmp_path / "work"]
-    assert on_gpu.pack(arguments("pack", tmp_path / "packed", *given)) == 0
+def packed(packed_once, tmp_path) -> Path:
+    """A copy of what is packed; the rows that it was made of are in `work` beside it."""
+    for name in ("packed", "work"):
+        shutil.copytree(packed_once / name, tmp_path / name)
     return tmp_path / "packed"
 
 

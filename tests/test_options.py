@@ -46,7 +46,7 @@ def test_every_number_has_a_lower_limit(key):
 
 @pytest.mark.parametrize("key", FRACTIONS)
 def test_not_a_number_is_refused(key):
-    with pytest.raises(UserError, match="give a number"):
+    with pytest.raises(UserError, match="give a finite number"):
         change(Recipe(), {key: float("nan")})
 
 

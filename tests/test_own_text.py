@@ -254,7 +254,7 @@ def test_a_list_of_sources_in_yaml_is_their_short_form(tmp_path, monkeypatch):
     assert full_source([dict(kind="machine", path="python")]) == "machine:python"
     for wrong, words in (
         (dict(kind="web"), "write machine"),
-        (dict(path="a"), "fields are kind"),
+        (dict(folder="a"), "known are kind"),
         ("0*machine", "a share"),
         (dict(kind="hub", path="a/b/c/d"), "another source"),
     ):
@@ -300,7 +300,7 @@ def test_documents_need_nothing_but_a_text(tmp_path):
     assert all(docs[int(probe["id"])]["text"] == probe["text"] for probe in corpus.probe_documents())
     with pytest.raises(UserError, match="document 1: its text is NoneType; give a str"):
         get_corpus([dict(text="a"), dict(text=None)], config, tmp_path, progress=False)
-    with pytest.raises(UserError, match="fields are kind, path"):
+    with pytest.raises(UserError, match="known are kind, path"):
         get_corpus([dict(body="a")], config, tmp_path, progress=False)
 
 

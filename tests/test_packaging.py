@@ -16,7 +16,7 @@ pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 from package_check import ROOT, build
 
-TEMPLATES = ("app/report.html.jinja", "app/report.md.jinja", "app/card.md.jinja")
+TEMPLATES = ("app/report.html.jinja", "app/report.md.jinja", "app/report.sections.jinja", "app/card.md.jinja")
 DATA = {f"cramming_nb/{name}" for name in ("py.typed", "lab/sizes.json", *TEMPLATES)}
 PACKAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cramming_nb").rglob("*.py")}
 

@@ -1,6 +1,8 @@
 """The page check finds each defect it is there for, and nothing in a clean page."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -48,29 +50,24 @@ def figure(options: str = "#| fig-alt: A dot.\n") -> dict:
     return code(f'#| label: fig-dot\n#| fig-cap: "A dot: black"\n{options}plot()', image())
 
 
+def make_site(folder: Path, *cells: dict, sidebar=("index.ipynb", {"section": "Lab", "contents": ["lab/other.ipynb"]})):
+    """Build a site of index.ipynb (the given cells, after its front matter) and lab/other.ipynb; returns the findings."""
+    nbs = folder / "nbs"
+    (nbs / "lab").mkdir(parents=True)
+    (nbs / "dot.png").write_bytes(b"")
+    head = {"cell_type": "raw", "metadata": {}, "source": "---\ntitle: Front\noutput-file: index.html\n---\n"}
+    there = markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).\n\n### half {#half}")
+    for name, page in {"index.ipynb": [head, *cells], "lab/other.ipynb": [there]}.items():
+        numbered = [cell | {"id": str(i)} for i, cell in enumerate(page)]
+        (nbs / name).write_text(json.dumps({"cells": numbered, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    (nbs / "sidebar.yml").write_text(json.dumps({"website": {"sidebar": {"contents": list(sidebar)}}}))
+    (folder / "references.bib").write_text(BIB)
+    return build(nbs, nbs, folder / "out", folder / "references.bib", "https://book.example")
+
+
 @pytest.fixture
 def site(tmp_path):
-    """Builds a site of index.ipynb (the given cells, after its front matter) and lab/other.ipynb."""
-
-    def make(*cells, sidebar=("index.ipynb", {"section": "Lab", "contents": ["lab/other.ipynb"]})):
-        nbs = tmp_path / "nbs"
-        (nbs / "lab").mkdir(parents=True)
-        (nbs / "dot.png").write_bytes(b"")
-        head = {"cell_type": "raw", "metadata": {}, "source": "---\ntitle: Front\noutput-file: index.html\n---\n"}
-        pages = {
-            "index.ipynb": [head, *cells],
-            "lab/other.ipynb": [
-                markdown("## There {#sec-there}\n\nBack to [front](../index.ipynb).\n\n### half {#half}")
-            ],
-        }
-        for name, page in pages.items():
-            numbered = [cell | {"id": str(i)} for i, cell in enumerate(page)]
-            (nbs / name).write_text(json.dumps({"cells": numbered, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-        (nbs / "sidebar.yml").write_text(json.dumps({"website": {"sidebar": {"contents": list(sidebar)}}}))
-        (tmp_path / "references.bib").write_text(BIB)
-        return build(nbs, nbs, tmp_path / "out", tmp_path / "references.bib", "https://book.example")
-
-    return make
+    return partial(make_site, tmp_path)
 
 
 def test_clean_page(site, tmp_path):
@@ -125,10 +122,21 @@ DEFECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DEFECTS)
-def test_defect_is_found(site, what):
-    found = site(markdown("Nothing wrong here."), DEFECTS[what])
-    assert len(found) == 1 and found[0].startswith(f"index.ipynb cell 2: {what}"), found
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory) -> list[str]:
+    """What is found in a page with all defects, one a cell, and a clean cell before each."""
+    cells = [cell for defect in DEFECTS.values() for cell in (markdown("Nothing wrong here."), defect)]
+    return make_site(tmp_path_factory.mktemp("defects"), *cells)
+
+
+@pytest.mark.parametrize("number, what", enumerate(DEFECTS))
+def test_defect_is_found(number, what, findings):
+    found = [line for line in findings if line.startswith(f"index.ipynb cell {2 * number + 2}: ")]
+    assert len(found) == 1 and found[0].startswith(f"index.ipynb cell {2 * number + 2}: {what}"), found
+
+
+def test_nothing_but_the_defects_is_found(findings):
+    assert len(findings) == len(DEFECTS), findings
 
 
 def test_hidden_image_needs_no_alt_text(site):

@@ -97,7 +97,7 @@ def test_places_to_start_reading_are_in_the_code():
             assert found, f"CONTRIBUTING.md: {path} has no {name}"
 
 
-METHOD = """budget data tokenizer corpus architecture objective replaced optimizer schedule counts training tasks glue recipes""".split()  # in the order of the chapters
+METHOD = """budget data tokenizer sequences corpus architecture objective replaced optimizer schedule counts training tasks glue recipes""".split()  # in the order of the chapters
 
 
 def module_name(path: Path) -> str:

@@ -13,14 +13,15 @@ import pytest
 
 from cramming_nb.app.records import (
     RunRecord,
+    beside,
     differences,
+    facts,
     plain,
     read_record,
     record_key,
     report,
     score_differences,
     scores,
-    sections,
     verdict,
 )
 from cramming_nb.engine.errors import UserError
@@ -58,7 +59,7 @@ def measured(data: dict, **found) -> RunRecord:
 
 def cells(record: RunRecord) -> dict[str, str]:
     """What the report of several runs says first about a run, by name."""
-    return {row[0]: row[1] for row in sections([record, record])[0].parts[0].rows if row[1] != "–"}
+    return {row[0]: row[1] for row in beside([record], facts).rows}
 
 
 RATES = {  # of the machine, measured along a run: what is said of the share that the run used

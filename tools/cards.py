@@ -22,7 +22,7 @@ RECORDS = ROOT / "records"
 PAPER = RECIPES["crammed-v2"]
 SYMBOLS = {  # what a verdict is on a card; the rest of them, such as `needs a GPU`, are –
     "agrees with the paper": "●",
-    "computed": "●",
+    "computed": "■",
     "contradicts the paper": "○",
     "equivalent": "=",
     "undecided": "?",

@@ -1,6 +1,6 @@
 """Runs every check, also after one that failed, and ends with one line: what failed, and how to run that alone.
 
-python tools/check.py              agreement and pages side by side, then the notebooks, then pytest
+python tools/check.py              agreement and pages beside the notebooks, then pytest
 python tools/check.py slow | gpu   the notebooks with the cells that have this mark, and the tests that have it
 """
 
@@ -25,11 +25,14 @@ SCRIPTS = [f"{BIN}/python tools/book.py agree", f"{BIN}/python tools/pages.py _d
 NBTEST, PYTEST = f"{BIN}/nbdev_test", f"{BIN}/python -m pytest"
 
 
-def check_scripts() -> list[str]:
-    """Run the scripts side by side, since neither needs both cores all the time; the commands that failed."""
-    processes = [subprocess.Popen(shlex.split(command)) for command in SCRIPTS]
-    codes = [process.wait() for process in processes]
-    return [command for command, code in zip(SCRIPTS, codes, strict=True) if code]
+def start_scripts() -> dict[str, subprocess.Popen]:
+    """Start the scripts, by their commands. They run beside the notebooks, so that no core waits for their ends."""
+    return {command: subprocess.Popen(shlex.split(command)) for command in SCRIPTS}
+
+
+def check_scripts(scripts: dict[str, subprocess.Popen]) -> list[str]:
+    """Wait for the scripts; the commands that failed."""
+    return [command for command, process in scripts.items() if process.wait()]
 
 
 def check_notebooks(mark: str) -> list[str]:
@@ -78,9 +81,14 @@ def check_tests(mark: str) -> list[str]:
 
 def main(mark: str = ""):
     """Run the checks, and exit with 1 if one of them failed."""
-    failed = [] if mark else check_scripts()
-    failed += check_notebooks(mark)
-    failed += check_tests(mark)
+    scripts = {} if mark else start_scripts()
+    try:
+        notebooks = check_notebooks(mark)
+        failed = check_scripts(scripts) + notebooks + check_tests(mark)
+    finally:
+        for process in scripts.values():
+            if process.poll() is None:
+                process.terminate()
     print("; ".join(["failed", *failed]) if failed else "all checks passed", flush=True)
     sys.exit(bool(failed))
 

@@ -181,6 +181,7 @@ def corpus_from(a: argparse.Namespace):
     import numpy as np
 
     from cramming_nb.corpus import Corpus
+    from cramming_nb.engine.files import file_checksum
 
     found = {path.name: path for trip in a.trips for path in sorted(trip.glob("*"))}
     parts = sorted(name for name in found if name.startswith("rows-"))

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 
 class Notices(io.TextIOWrapper):
     "Standard error. What finds no room there is lost, as no work should end for want of a notice."
@@ -30,6 +31,10 @@ def prepare_streams():
             nowhere = open(os.devnull, mode, encoding="utf-8")
             os.set_inheritable(nowhere.fileno(), True)  # else worker processes had none
             setattr(sys, name, nowhere)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of other packages, to programmers
+        warnings.filterwarnings("default", message=r"(?s).*\b(CUDA|NVIDIA)\b")  # and to users
+    os.environ["MPLBACKEND"] = "agg"  # pictures go to files; another value may be unknown here
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # the help of `cram` takes for ever to fit into one column
     sys.stdin.reconfigure(encoding="utf-8-sig")

@@ -6,7 +6,7 @@
 __all__ = ['main']
 
 # %% ../../nbs/app/cli.ipynb #fbc4e3e1
-import errno, inspect, json, os, re, select, signal, sys
+import errno, gc, inspect, json, os, re, select, signal, sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,16 +20,19 @@ import yaml
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 from ..engine.errors import UserError
-from ..engine.options import read_yaml
+from ..engine.options import number_of_environment, read_yaml
 
 # %% ../../nbs/app/cli.ipynb #1166ba41
 @contextmanager
-def signals_wait() -> Iterator[None]:
-    "Hold Ctrl-C and SIGTERM back until the `with` block ends."
+def loading() -> Iterator[None]:
+    "Hold Ctrl-C and SIGTERM back until the `with` block ends; what it loads is never garbage."
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    gc.disable()
     try:
         yield
     finally:
+        gc.freeze()  # what was loaded stays; looking for garbage in it took a third of a short command
+        gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 class LazyModules:
@@ -37,8 +40,10 @@ class LazyModules:
     def __getattr__(self, name: str) -> ModuleType:
         for wing in ("cramming_nb.app", "cramming_nb.lab", "cramming_nb", "cramming_nb.engine"):
             if find_spec(f"{wing}.{name}"):
-                with signals_wait():
-                    return import_module(f"{wing}.{name}")
+                with loading():
+                    module = import_module(f"{wing}.{name}")
+                setattr(self, name, module)
+                return module
         raise AttributeError(f"cramming_nb has no module {name}")
 
 chapters = LazyModules()
@@ -119,7 +124,7 @@ class RunOptions:
         name = self.name or chapters.run.run_name(title, self.source, self.budget, self.seed)
         if self.tensorboard and not find_spec("tensorboard"):
             raise UserError("--tensorboard needs a package: pip install 'cramming_nb[track]'")
-        if Path(name).name != name or name == "..":
+        if Path(name).name != name or name == ".." or not name.strip():
             raise UserError(f"--name {name!r}: give a folder name without slashes; "
                             "runs live under runs/")
         options = dict(folder=Path("runs") / name, data_dir=self.data_dir,
@@ -138,22 +143,23 @@ SharedOptions = Annotated[RunOptions, arg(name="")]
 # %% ../../nbs/app/cli.ipynb #plan0002
 def planned(options: RunOptions, pocket: "Run") -> "Run":
     "The run of the size that a plan recommends; a run that has begun keeps its plan."
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if number_of_environment("WORLD_SIZE", 1, least=1) > 1:
         raise UserError("the recipe auto is for one process; name a recipe such as pocket")
-    planning, running, changes = chapters.plan, chapters.run, parse_changes(options.set)
+    planning, recipes, changes = chapters.plan, chapters.recipes, parse_changes(options.set)
     planning.check_changes(changes)
     folder = options.run_of(replace(pocket.recipe, name="auto")).folder
     if (folder / "run.json").exists():
-        plan = running.read_run(folder)["plan"]
+        plan = chapters.run.read_run(folder)["plan"]
     else:
         found = planning.plan_for(
             options.budget, options.source, options.data_dir, changes=changes)
         plan = dict(line=found.line(), notes=found.notes, predicted=found.recommended.loss,
-                    error=found.recommended.error, recipe=running.as_json(found.recipe()))
+                    error=found.recommended.error, recipe=recipes.as_json(found.recipe()))
     if not plan:
         raise UserError(f"{folder} holds a run without a plan; choose another --name")
     print(plan["line"], *plan["notes"], sep="\n- ")
-    recipe = chapters.recipes.change(running.recipe_of(plan["recipe"]), changes)
+    recipe = recipes.recipe_of(plan["recipe"], f"{folder}: plan")
+    recipe = recipes.change(recipe, changes)
     return options.run_of(recipe, folder=folder, plan=plan)
 
 # %% ../../nbs/app/cli.ipynb #2033faaa
@@ -179,7 +185,7 @@ def run_command(options: SharedOptions, *, glue_dir: TaskFolder = None, seeds: S
         seeds: Fine-tuning runs of each task (paper, section 5: 5); 0: none.
         probes: Also use the probe tasks if --glue-dir is given.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if number_of_environment("WORLD_SIZE", 1, least=1) > 1:
         raise UserError("cram run is for one process; pretrain with `torchrun ... -m "
                         "cramming_nb.app.cli pretrain`, and then `cram run` with the same "
                         "options does the rest")
@@ -499,7 +505,7 @@ def print_labels(folder: Path, texts: list[str], top: int):
     for text, labels in zip(texts, answers):
         print(text)
         if [name for name, _ in labels] == ["value"]:
-            print(f"  {labels[0][1]:.3f}")
+            print(f"  {labels[0][1]:.4g}")
         else:
             print_bars(labels[:top])
 
@@ -549,6 +555,8 @@ def finetune_command(
     """
     if epochs < 0 or not 0 <= seed < 2**53:
         raise UserError("--epochs and --seed: give whole numbers, 0 or more; a seed below 2**53")
+    if not name and (str(table) == "-" or table.is_fifo()):
+        raise UserError(f"{table}: this table has no name; name the classifier with --name")
     running, found = chapters.run, chapters.run.load_run(run_folder(run))
     running.check_pretrained(found)
     running.check_place(found.folder / (name or table.stem))
@@ -566,13 +574,6 @@ def explain_fields(recipe: "Recipe"):
         setting = f"{name} = {json.dumps(values[name])}"
         print(f"{setting:48} {meaning}")
 
-def list_recipes():
-    "Print one line on each recipe."
-    for recipe in chapters.recipes.RECIPES.values():
-        model, schedule = recipe.architecture, recipe.schedule
-        print(f"{recipe.name:28} {model.num_layers:2} × {model.hidden_size:4}, "
-              f"vocabulary {model.vocab_size}, batch {schedule.batch_size}, {schedule.lr}")
-
 def recipes_command(
         action: Literal["list", "show", "fields", "diff"] = "list",
         names: shown(tuple[str, ...], "[RECIPE ...]", "default: pocket, to show or explain") = (), /):
@@ -582,22 +583,26 @@ def recipes_command(
         action: What to do: list the recipes, show one as YAML, explain its fields, or compare two.
         names: Names of recipes, or .yaml files: one to show or explain, two to compare.
     """
+    recipes = chapters.recipes
     if not names and action in ("show", "fields"):
         names = ("pocket",)
     count = dict(list=0, show=1, fields=1, diff=2)[action]
     if len(names) != count:
-        known = ", ".join(chapters.recipes.RECIPES)
         number = ("no names", "1 name", "2 names")[count]
+        known = ", ".join(recipes.RECIPES)
         raise UserError(f"cram recipes {action} takes {number}; there are {known}")
-    found = [chapters.recipes.load_recipe(name) for name in names]
+    found = [recipes.load_recipe(name) for name in names]
     if action == "list":
-        list_recipes()
+        for recipe in recipes.RECIPES.values():
+            model, schedule = recipe.architecture, recipe.schedule
+            print(f"{recipe.name:28} {model.num_layers:2} × {model.hidden_size:4}, "
+                  f"vocabulary {model.vocab_size}, batch {schedule.batch_size}, {schedule.lr}")
     elif action == "show":
         print(found[0].to_yaml(), end="")
     elif action == "fields":
         explain_fields(found[0])
     else:
-        for name, a, b in chapters.recipes.diff(*found):
+        for name, a, b in recipes.diff(*found):
             print(f"{name:34} {a!s:>20} {b!s:>20}")
 
 # %% ../../nbs/app/cli.ipynb #1e07cc06
@@ -753,6 +758,9 @@ def with_home(word: str) -> str:
 # %% ../../nbs/app/cli.ipynb #4ec5dbbe
 def perform(argv: list[str]):
     "Do what `argv` asks for; help and mistakes in the arguments end the program."
+    if argv == ["--version"]:
+        print(version("cramming_nb"))
+        return
     argv = joined([with_home(word) for word in argv])
     try:
         CRAM.cli(prog="cram", args=argv, description=DESCRIPTION)
@@ -784,7 +792,7 @@ NO_ROOM = {  # errors of the system for a file that cannot be written
     errno.EIO,  # as which a full disk is reported for tensors
 }
 
-def explained(error: OSError) -> UserError:
+def explained(error: OSError) -> str:
     "An error of the operating system in one line, with advice where there is some."
     reason = ": ".join(str(part) for part in (error.filename2 or error.filename, error.strerror)
                        if part)
@@ -792,39 +800,34 @@ def explained(error: OSError) -> UserError:
         reason += "; make room, or choose a folder you may write to"
     elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         reason += "; move the file or folder that is in its place, or name another"
+    elif error.errno == errno.ENOENT:
+        reason += "; check the name, and make the folder that it is in"
     elif error.errno == errno.ENAMETOOLONG:
         reason += "; choose a shorter one with --name"
-    return UserError(reason)
+    return reason
 
-class Ended(UserError):
-    "A command that ended before it was done, with an exit code of its own; '' is not printed."
-    def __init__(self, code: int, message: str = ""):
-        super().__init__(message)
-        self.code = code
-
-@contextmanager
-def explained_endings(name: str) -> Iterator[None]:
-    "Turn what ends the command with that name in the `with` block into a `UserError`."
-    goes_on = "; the same command goes on from here" if name in RESUMABLE else ""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # here, where it is noticed that the reader has ended
-    except KeyboardInterrupt:
-        raise Ended(130, f"interrupted{goes_on}") from None
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and readers_are_gone():
-            raise Ended(128 + signal.SIGPIPE) from None
-        if error.errno is None:
-            raise
-        raise explained(error) from None
-    except Exception as error:
-        # An `Interrupted` is recognised by its signal, without loading its chapter.
-        if not hasattr(error, "signum"):
-            raise
+def ending(error: BaseException, command: str) -> tuple[int, str]:
+    "The exit code of a command that ended with this error, and what to say; a bug is raised."
+    goes_on = "; the same command goes on from here" if command in RESUMABLE else ""
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, f"interrupted{goes_on}"
+    if hasattr(error, "signum"):  # an `Interrupted`, recognised without loading its module
         what = "stopped and saved" if goes_on else "interrupted"
-        raise Ended(128 + error.signum, f"{what}{goes_on}") from None
+        return 128 + error.signum, f"{what}{goes_on}"
+    if isinstance(error, BrokenPipeError) and readers_are_gone():
+        return 128 + signal.SIGPIPE, ""
+    if isinstance(error, OSError) and error.errno is not None:
+        return 2, explained(error)
+    if isinstance(error, UnicodeEncodeError):  # of the name of a file
+        return 2, (f"{error.object!r} cannot be written in {error.encoding.upper()}; choose another "
+                   "name, or a locale with UTF-8")
+    if chapters.hardware.is_out_of_memory(error):
+        reason = (str(error).splitlines() or ["no more room"])[0]
+        return 2, (f"too little memory ({reason}); choose a smaller model, or do less at a time, "
+                   "such as with training.micro_batch_size")
+    raise error
 
 # %% ../../nbs/app/cli.ipynb #5abc87ff
 def main(argv: list[str] | None = None) -> int:
@@ -832,17 +835,17 @@ def main(argv: list[str] | None = None) -> int:
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     signal.signal(signal.SIGTERM, end_by_signal)
     try:
-        with explained_endings(argv[0]):
-            if argv == ["--version"]:
-                print(version("cramming_nb"))
-            else:
-                perform(argv)
+        try:
+            perform(argv)
+        finally:
+            sys.stdout.flush()  # here, where it is noticed that the reader has ended
         return 0
-    except UserError as error:
-        readers_are_gone()
-        if str(error):
-            print(f"cram: {error}", file=sys.stderr)
-        return getattr(error, "code", 2)
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = ending(error, argv[0])
+    readers_are_gone()
+    if message:
+        print(f"cram: {message}", file=sys.stderr)
+    return code
 
 # %% ../../nbs/app/cli.ipynb #29f8c88a
 #| eval: false

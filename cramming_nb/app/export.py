@@ -8,6 +8,7 @@ __all__ = ['DEMO', 'to_bert', 'from_bert', 'load_checkpointed', 'export_model', 
 
 # %% ../../nbs/app/export.ipynb #a731d2f8
 import json, logging, re, shutil, warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -76,65 +77,48 @@ def bert_config(arch: Architecture) -> dict:
     )
 
 # %% ../../nbs/app/export.ipynb #75334869
-BERT_NAMES = {  # our name of a module -> its name in BertForMaskedLM
-    "encoder.embedding": "bert.embeddings.word_embeddings",
-    "encoder.position": "bert.embeddings.position_embeddings",
-    "encoder.embedding_norm": "bert.embeddings.LayerNorm",
-    "encoder.blocks": "bert.encoder.layer",
-    "attention.out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "ffn.up": "intermediate.dense",
-    "ffn.down": "output.dense",
-    "norm2": "output.LayerNorm",
-    "transform.0": "cls.predictions.transform.dense",
-    "transform.2": "cls.predictions.transform.LayerNorm",
-    "bias": "cls.predictions.bias",
+BERT_NAMES = {  # what stands in the name of a weight of ours -> in BertForMaskedLM
+    "encoder.embedding.": "bert.embeddings.word_embeddings.",
+    "encoder.position.": "bert.embeddings.position_embeddings.",
+    "encoder.embedding_norm.": "bert.embeddings.LayerNorm.",
+    "encoder.blocks.": "bert.encoder.layer.",
+    ".attention.out.": ".attention.output.dense.",
+    ".norm1.": ".attention.output.LayerNorm.",
+    ".ffn.up.": ".intermediate.dense.",
+    ".ffn.down.": ".output.dense.",
+    ".norm2.": ".output.LayerNorm.",
+    "transform.0.": "cls.predictions.transform.dense.",
+    "transform.2.": "cls.predictions.transform.LayerNorm.",
 }
 
-def bert_name(name: str) -> str:
-    "The name that one of our weights has in `BertForMaskedLM`."
-    in_block = re.match(r"encoder\.blocks\.(\d+)\.(.+)\.(weight|bias)$", name)
-    if in_block:
-        number, module, kind = in_block.groups()
-        return f"{BERT_NAMES['encoder.blocks']}.{number}.{BERT_NAMES.get(module, module)}.{kind}"
-    module, _, kind = name.rpartition(".")
-    if not module:  # the bias of the output, which is in no module
-        return BERT_NAMES[name]
-    return f"{BERT_NAMES[module]}.{kind}"
-
-def query_key_value_names(name: str) -> list[str]:
-    "The names of the three weights in which BERT keeps what is one matrix of ours."
-    joint = bert_name(name)
-    return [joint.replace("attention.qkv", f"attention.self.{part}")
+def bert_names(name: str) -> list[str]:
+    "The name of one of our weights in `BertForMaskedLM`, or three: of queries, keys and values."
+    if name == "bias":  # of the output
+        return ["cls.predictions.bias"]
+    for ours, theirs in BERT_NAMES.items():
+        name = name.replace(ours, theirs)
+    if "attention.qkv" not in name:
+        return [name]
+    return [name.replace("attention.qkv", f"attention.self.{part}")
             for part in ("query", "key", "value")]
 
 # %% ../../nbs/app/export.ipynb #3f9e7b52
 def to_bert(weights: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
     "The weights of a masked language model under the names of `BertForMaskedLM`."
-    named = {}
-    for name, weight in weights.items():
-        if "attention.qkv" in name:
-            for part_name, rows in zip(query_key_value_names(name), weight.chunk(3)):
-                named[part_name] = rows.clone()
-        else:
-            named[bert_name(name)] = weight
     token_types = torch.zeros(2, arch.hidden_size)  # BERT adds one to each token; we have none
-    named["bert.embeddings.token_type_embeddings.weight"] = token_types
+    named = {"bert.embeddings.token_type_embeddings.weight": token_types}
+    for name, weight in weights.items():
+        names = bert_names(name)
+        named |= {part: rows.clone() for part, rows in zip(names, weight.chunk(len(names)))}
     return named
 
 def from_bert(stored: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
     "The weights of a `BertForMaskedLM` under our names; token types are added to positions."
     with torch.device("meta"):
         names = list(MaskedLM(arch).state_dict())
-    weights = {}
-    for name in names:
-        if "attention.qkv" in name:
-            parts = [stored[part_name] for part_name in query_key_value_names(name)]
-            weights[name] = torch.cat(parts)
-        else:
-            weights[name] = stored[bert_name(name)]
+    weights = {name: torch.cat([stored[part] for part in bert_names(name)]) for name in names}
     first_type = stored["bert.embeddings.token_type_embeddings.weight"][0]
-    weights["encoder.position.weight"] = weights["encoder.position.weight"] + first_type
+    weights["encoder.position.weight"] += first_type
     return weights
 
 # %% ../../nbs/app/export.ipynb #0325ba7b
@@ -159,7 +143,6 @@ def model_card(
     return render(
         "card.md.jinja", record=record, parameters=parameters, as_bert=as_bert, task=task,
         head=card_metadata(record.recipe["name"], task, library),
-        breaches=[*record.provenance.get("breaches", ())],
         scores=ScoreTable(record.results) if record.results else None)
 
 # %% ../../nbs/app/export.ipynb #ccf60107
@@ -195,19 +178,15 @@ def read_architecture(config: dict) -> Architecture:
         raise UserError("another version of cramming_nb exported it")
     return Architecture(**config["architecture"])
 
-MODULES = {"": "Transformer", "1_Pooling": "Pooling"}  # folder -> class of sentence-transformers
-
 def sentence_files(arch: Architecture) -> dict[str, object]:
     "What `sentence-transformers` reads beside the files of `transformers`, by file name."
-    modules = []
-    for number, (path, name) in enumerate(MODULES.items()):
-        kind = f"sentence_transformers.models.{name}"
-        modules.append(dict(idx=number, name=str(number), path=path, type=kind))
-    pooling = dict(word_embedding_dimension=arch.hidden_size, pooling_mode_mean_tokens=True)
+    kind = "sentence_transformers.models."
     return {
-        "modules.json": modules,
+        "modules.json": [dict(idx=0, name="0", path="", type=kind + "Transformer"),
+                         dict(idx=1, name="1", path="1_Pooling", type=kind + "Pooling")],
         "sentence_bert_config.json": dict(max_seq_length=arch.max_length, do_lower_case=False),
-        "1_Pooling/config.json": pooling,
+        "1_Pooling/config.json": dict(
+            word_embedding_dimension=arch.hidden_size, pooling_mode_mean_tokens=True),
     }
 
 def write_model(
@@ -280,10 +259,11 @@ def export_model(
     "Export the newest checkpoint with tokenizer and model card: completely, or not at all."
     check_target(folder, checkpoints.parent / "export")
     weights = trained_weights(checkpoints)
-    load_weights(Encoder(arch), {name.removeprefix("encoder."): w for name, w in weights.items()
-                                 if name.startswith("encoder.")})  # refuses another recipe's
+    encoder = {name: w for name, w in weights.items() if name.startswith("encoder.")}
+    load_weights(  # refuses another recipe's
+        Encoder(arch), {name.removeprefix("encoder."): w for name, w in encoder.items()})
     if record.finds_replaced:  # the discriminator is what others load
-        weights = {name: w for name, w in weights.items() if name.startswith("encoder.")}
+        weights = encoder
     parameters = sum(weight.numel() for weight in weights.values())
     card = model_card(record, parameters, is_bert(arch))
     target = folder.resolve()  # it may be a link
@@ -298,32 +278,52 @@ def exported_config(folder: Path) -> dict:
     "The fields of an exported folder's config.json; none where it cannot be read."
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # `load_model` says what is wrong
+    except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+def exported_tokenizer(folder: Path, arch: Architecture) -> Tokenizer:
+    "The tokenizer of an exported folder; that of another model is an error."
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()  # the model may have more rows
+    if size > arch.vocab_size:
+        raise UserError(f"its tokenizer.json has {size:,} tokens and the model "
+                        f"{arch.vocab_size:,}; it is another model's")
+    return tokenizer
+
+def read_export(
+        folder: Path,
+        config: dict,   # its configuration
+        build: Callable[[Architecture], nn.Module],  # makes the model
+        kind: str,      # what the folder should hold
+        command: str,   # that writes such a folder
+        ) -> tuple[nn.Module, Tokenizer]:
+    "The model of an exported folder, in float32 and ready to predict, and its tokenizer."
+    folder = Path(folder)
+    try:
+        config = config or json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        arch = read_architecture(config)
+        stored = load_file(folder / "model.safetensors")
+        weights = {name.removeprefix("model."): weight for name, weight in stored.items()}
+        if config["model_type"] == "bert":
+            weights = from_bert(stored, arch)
+        model = build(arch)
+        model.load_state_dict(weights)
+        return model.eval(), exported_tokenizer(folder, arch)
+    except Exception as error:  # for a damaged tokenizer it is a plain Exception
+        reason = shorten(" ".join(str(error).split()), 160)
+        raise UserError(f"{folder}: no exported {kind} ({reason}); "
+                        f"write one with `{command}`") from None
 
 # %% ../../nbs/app/export.ipynb #60c2579a
 def load_model(folder: Path) -> tuple[MaskedLM, Tokenizer]:
     "The model, in float32 and ready to predict, and the tokenizer of an exported folder."
-    folder = Path(folder)
-    if exported_config(folder).get("architectures") in (["CrammingModel"], ["BertModel"]):
+    config = exported_config(folder)
+    if config.get("architectures") in (["CrammingModel"], ["BertModel"]):
         raise UserError(f"{folder}: {NO_WORDS}")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        stored = load_file(folder / "model.safetensors")
-        arch = read_architecture(config)
-        weights = {name.removeprefix("model."): weight for name, weight in stored.items()}
-        if config["model_type"] == "bert":
-            weights = from_bert(stored, arch)
-        model = MaskedLM(arch)
-        model.load_state_dict(weights)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_truncation()  # `fill_mask` says that a text is too long
-    except Exception as error:  # for a damaged tokenizer it is a plain Exception
-        reason = shorten(" ".join(str(error).split()), 160)
-        raise UserError(f"{folder}: no exported model ({reason}); "
-                        "write one with `cram export RUN`") from None
-    return model.eval(), tokenizer
+    model, tokenizer = read_export(folder, config, MaskedLM, "model", "cram export RUN")
+    tokenizer.no_truncation()  # `fill_mask` says that a text is too long
+    return model, tokenizer
 
 # %% ../../nbs/app/export.ipynb #d4df1712
 @torch.no_grad()
@@ -420,8 +420,6 @@ def write_onnx(folder: Path) -> Path:
     try:
         program = to_onnx(module)
         gap = onnx_gap(program, module)
-    except UserError:
-        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"{folder}: model.onnx cannot be made ({reason})") from None
@@ -462,19 +460,16 @@ def write_classifier(
 # %% ../../nbs/app/export.ipynb #ea76ae35
 def load_classifier(folder: Path) -> tuple[SequenceClassifier, Tokenizer, dict]:
     "The classifier of an exported folder, its tokenizer, and its configuration."
-    folder = Path(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        encoder = Encoder(read_architecture(config))
-        model = SequenceClassifier(encoder, len(config["id2label"]))
-        stored = load_file(folder / "model.safetensors")
-        model.load_state_dict({name.removeprefix("model."): w for name, w in stored.items()})
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # for a damaged tokenizer it is a plain Exception
-        reason = shorten(" ".join(str(error).split()), 160)
-        raise UserError(f"{folder}: no exported classifier ({reason}); "
-                        "write one with `cram finetune RUN labels.csv`") from None
-    return model.eval(), tokenizer, config
+    config = exported_config(folder)
+    def build(arch: Architecture) -> SequenceClassifier:
+        names = config["id2label"]
+        config["names"] = [names[str(number)] for number in range(len(names))]
+        if missing := {"learned_length", "problem_type"} - set(config):
+            raise UserError(f"its config.json has no {min(missing)}")
+        return SequenceClassifier(Encoder(arch), len(names))
+    command = "cram finetune RUN labels.csv"
+    model, tokenizer = read_export(folder, config, build, "classifier", command)
+    return model, tokenizer, config
 
 # %% ../../nbs/app/export.ipynb #bc23735e
 def is_classifier(folder: Path) -> bool:
@@ -493,13 +488,12 @@ def classify(folder: Path,                  # of an exported classifier
             raise UserError(f"{len(texts)} texts; this classifier reads pairs: give a first and a "
                             "second text for each")
         rows = [(first, second, 0) for first, second in zip(texts[::2], texts[1::2])]
-    names = list(config["id2label"].values())
     answers = []
     for (sequence,) in encode(tokenizer, rows, config["learned_length"]):
         ids = torch.tensor([sequence])  # [1, S]
         logits = model(ids, torch.ones_like(ids, dtype=torch.bool))[0]
         values = logits if config["problem_type"] == "regression" else logits.softmax(-1)
-        answers.append(sorted(zip(names, values.tolist()), key=lambda answer: -answer[1]))
+        answers.append(sorted(zip(config["names"], values.tolist()), key=lambda answer: -answer[1]))
     return answers
 
 # %% ../../nbs/app/export.ipynb #3c9baba7
@@ -524,11 +518,11 @@ def check_hub_name(name: str):
 def dry_run(folder: Path, name: str) -> str:
     "What `push` would send, with sizes, and the card's head."
     check_hub_name(name)
-    lines = [f"would send to {name} on the hub:"]
-    for file, content in files_to_send(folder, name).items():
+    lines, files = [f"would send to {name} on the hub:"], files_to_send(folder, name)
+    for file, content in files.items():
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         lines.append(f"  {file:26} {size:>12,} bytes")
-    card = files_to_send(folder, name)["README.md"].decode()
+    card = files["README.md"].decode()
     head = card.split("---\n")[1] if card.startswith("---\n") else ""
     return "\n".join([*lines, "with this in the head of the card:", head.rstrip()])
 

@@ -195,13 +195,24 @@ def run_jobs(jobs: Jobs, todo: list[tuple], workers: Workers,
             say(f"{trouble}; going on with {workers.count}")
         todo = [job for job in todo if job not in done]
 
+# %% ../../nbs/app/finetuning.ipynb #kept0002
+RESULT = {"task", "init", "seed", "scores", "intervals"}  # what each result has at least
+
+def read_results(path: Path) -> object:
+    "The results in a file, or the only one; a file that holds something else is an error."
+    found = json.loads(path.read_text())
+    for result in found if found and isinstance(found, list) else [found]:
+        if not isinstance(result, dict) or not RESULT <= set(result):
+            raise UserError(f"{path} is damaged; delete it")
+    return found
+
 # %% ../../nbs/app/finetuning.ipynb #kept0001
 def kept(path: Path, make: Callable[[], object]) -> object:
     "What a file of JSON holds; if there is none yet, what `make` gives is written first."
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(make()))
-    return json.loads(path.read_text())
+    return read_results(path)
 
 def newest_checkpoint(checkpoints: Path) -> str:
     "The name of the newest checkpoint in a folder; empty if there is none."
@@ -251,4 +262,4 @@ def evaluate(data: dict[str, TaskData],       # tasks
             score = next(iter(result["scores"].values()))
             bar.set_postfix_str(f"{job[0]} {score:.2f}", refresh=False)
             bar.update()
-    return [json.loads(paths[job].read_text()) for job in every]
+    return [read_results(paths[job]) for job in every]

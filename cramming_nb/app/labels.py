@@ -9,6 +9,7 @@ __all__ = ['Rows', 'HELD_BACK', 'choose_columns', 'is_regression', 'read_labels'
 import json, math, re, shlex, shutil, unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 import torch
 from tokenizers import Tokenizer
@@ -21,7 +22,7 @@ from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
     pearson, row_lengths, score_predictions)
-from .records import Table, plain
+from .records import Table, plain, require
 from ..tasks import HALF
 from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
 from .scores import LINE_NAMES, compare, show
@@ -30,6 +31,14 @@ from .scores import LINE_NAMES, compare, show
 Rows = list[tuple[int, dict[str, str]]]  # (line of the file, {column: cell})
 
 # %% ../../nbs/app/labels.ipynb #2985c73f
+def cell_of(value: object) -> object:
+    "A text or number as text; all else stays what it is, and is refused where it is used."
+    if isinstance(value, int | float):
+        return json.dumps(value)
+    if isinstance(value, str | Decimal):
+        return str(value).strip()
+    return "" if value is None else value
+
 def read_table(path: Path) -> tuple[list[str], Rows]:
     "The names of a table's columns, and its rows; a cell that is null is empty."
     columns, rows = [], []
@@ -38,14 +47,13 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
         if set(row) != set(columns):
             raise UserError(f"{path}, {place}: not the same columns as in the first row; give each "
                             f"row all of {', '.join(columns)}")
-        cells = {name: value if isinstance(value, str) else json.dumps(value, default=str)
-                 for name, value in row.items() if value is not None}
-        if any("\ufffd" in cell for cell in cells.values()):
+        cells = {name: cell_of(value) for name, value in row.items()}
+        texts = [cell for cell in cells.values() if isinstance(cell, str)]
+        if any("\ufffd" in text for text in texts):
             raise UserError(f"{path}, {place}: not UTF-8; save the file as UTF-8")
-        if any(HALF.search(cell) for cell in cells.values()):
+        if any(HALF.search(text) for text in texts):
             raise UserError(f"{path}, {place}: half of a character (a surrogate); write all of it")
-        stripped = {name: cells.get(name, "").strip() for name in columns}
-        rows.append((int(place.split()[1]), stripped))
+        rows.append((int(place.split()[1]), cells))
     if not columns:
         raise UserError(f"{path} is empty; write a header such as text,label and a row for each "
                         "text")
@@ -69,7 +77,7 @@ def choose_columns(
     if len(columns) == 2 and len(texts) + bool(label) == 1:  # the remaining one
         texts = texts or tuple(name for name in columns if name != label)
         label = label or next(name for name in columns if name not in texts)
-    if not label or label in texts or len(texts) not in (1, 2):
+    if not label or len({label, *texts}) != 1 + len(texts) or len(texts) not in (1, 2):
         raise UserError(f"{path}: which columns are the text and the label? There are "
                         f"{', '.join(columns) or 'none'}; name them with --text COLUMN (two for "
                         "pairs) and --label COLUMN")
@@ -99,6 +107,11 @@ def is_regression(labels: list[str]) -> bool:
     return len(set(numbers)) > MOST_CLASSES or any(number % 1 for number in numbers)
 
 # %% ../../nbs/app/labels.ipynb #221801ce
+def odd_ones(labels: list[str]) -> set[str]:
+    "The labels that are no numbers, where those are at most a tenth: perhaps slips of the pen."
+    odd = [label for label in labels if as_number(label.replace(",", ".")) is None]
+    return set(odd) if len(odd) <= len(labels) / 10 else set()
+
 def one_spelling(labels: list[str]) -> dict[str, str]:
     "For each whole number that is also written with a decimal zero, the spelling without it."
     different = set(labels)
@@ -124,8 +137,16 @@ def class_names(labels: list[str]) -> tuple[str, ...]:
 
 def check_cells(path: Path, rows: Rows, names: tuple[str, ...]):
     "Refuse a row with nothing in one of the columns that are used."
+    for name in names:
+        if not any(row[name] for _, row in rows):
+            raise UserError(f"{path}: nothing in column {name!r} of any row; fill it in, or name "
+                            "another column with --text or --label")
     for line, row in rows:
         for name in names:
+            if not isinstance(row[name], str):
+                kind = type(row[name]).__name__
+                raise UserError(f"{path}, line {line}: a {kind} in column {name!r}; give one text "
+                                "or number")
             if not row[name]:
                 raise UserError(f"{path}, line {line}: nothing in column {name!r}; fill it in, or "
                                 "delete the row")
@@ -140,6 +161,9 @@ def check_numbers(path: Path, rows: Rows, label: str):
         if abs(number) > LARGEST:
             raise UserError(f"{path}, line {line}: {row[label]} in column {label!r} is too large "
                             f"to learn; give numbers up to {LARGEST:g}")
+    if 0 < max(abs(float(row[label])) for _, row in rows) < 1 / LARGEST:
+        raise UserError(f"{path}: the numbers in column {label!r} are too small to learn; multiply "
+                        f"them, so that some are above {1 / LARGEST:g}")
 
 @dataclass(frozen=True)
 class LabelTable:
@@ -163,7 +187,8 @@ class LabelTable:
         texts = " and ".join(repr(name) for name in self.texts)
         if self.classes:
             counts = Counter(row[2] for row in self.data.train)
-            listed = [f"{name} {counts[number]:,}" for number, name in enumerate(self.classes)]
+            listed = [f"{' '.join(name.split())} {counts[number]:,}"
+                      for number, name in enumerate(self.classes)]
             labels = f"{len(self.classes)} classes ({shortened(listed)})"
         else:
             values = [row[2] for row in self.data.train]
@@ -187,7 +212,10 @@ def validated(path: Path, rows: Rows, label: str, kind: str) -> tuple[list, tupl
     labels = [row[label] for _, row in present]
     if not labels:
         raise UserError(f"{path}: no row has a label in column {label!r}; fill them in")
-    if is_regression(labels) if kind == "auto" else kind == "numbers":
+    odd = odd_ones(labels) if kind == "auto" else set()
+    # Numbers that are written otherwise, as 0,5 or 5%, are not taken for classes.
+    numbers = [text.replace(",", ".").rstrip("%") for text in labels if text not in odd]
+    if is_regression(numbers) if kind == "auto" else kind == "numbers":
         check_numbers(path, present, label)
         if kind == "auto" and not any(float(text) % 1 for text in labels):
             notes.append("whole numbers of many kinds are taken as numbers to predict; if they "
@@ -196,6 +224,7 @@ def validated(path: Path, rows: Rows, label: str, kind: str) -> tuple[list, tupl
         return values, (), tuple(notes)
     spelling = one_spelling(labels)
     notes += [f"{long} is taken as {short}" for long, short in sorted(spelling.items())]
+    notes += [f"{text!r} is a class, though the other labels are numbers" for text in sorted(odd)]
     notes += look_alikes([spelling.get(text, text) for text in labels])
     names = class_names([spelling.get(text, text) for text in labels])
     number_of = {name: number for number, name in enumerate(names)}
@@ -235,11 +264,12 @@ def read_labels(
                 for (_, row), value in zip(rows, values) if value is not None]
     train, contradicting = deduplicated(labelled, tokenizer)
     if len(train) < FEWEST_ROWS:
-        raise UserError(f"{path}: {len(train)} rows with different texts, as the run's tokenizer "
-                        f"reads them; give {FEWEST_ROWS} or more")
+        raise UserError(f"{path}: of {len(labelled)} rows, {len(train)} with different texts, as "
+                        f"the run's tokenizer reads them; give {FEWEST_ROWS} or more")
     if len({value for _, _, value in train}) == 1:
-        raise UserError(f"{path}: every row has the label {rows[0][1][label]!r} in column "
-                        f"{label!r}; there is nothing to tell apart")
+        only = names[0] if names else f"{train[0][2]:g}"
+        raise UserError(f"{path}: every row has the label {only!r} in column {label!r}; there is "
+                        f"nothing to tell apart{''.join(f' ({note})' for note in notes)}")
     if len(names) > len(train) / 2:
         raise UserError(f"{path}: {len(names)} different labels in {len(train)} rows; if "
                         f"{label!r} is not the label, name it with --label COLUMN")
@@ -382,7 +412,7 @@ def wrong_rows(labels: LabelTable, rows: list[tuple], predicted: list, most: int
                  if row[2] != said]
     else:
         pairs.sort(key=lambda pair: -abs(pair[0][2] - pair[1]))
-        wrong = [(row, f"{row[2]:g}", f"{said:.2f}") for row, said in pairs]
+        wrong = [(row, f"{row[2]:g}", f"{said:.3g}") for row, said in pairs]
     return [(" / ".join(filter(None, row[:2]))[:160], label, said)
             for row, label, said in wrong[:most]]
 
@@ -408,6 +438,10 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
     newest = newest_checkpoint(run.folder / "checkpoints")
     pretraining = json.dumps(read_run(run.folder)["pretraining"])
     return short_hash(data.digest, data.task.labels, protocol, seed, newest, pretraining)
+
+KEPT = dict(  # what the file of finished work holds
+    key=str, file=str, table=str, metric=str, rows=int, held_back=int, epochs=int,
+    results=[dict(init=str, scores=dict, intervals=dict)], mistakes=list, notes=list, pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
 
@@ -441,6 +475,7 @@ def train_classifier(
         remove_damaged(folder)
         if results.exists():
             stored = json.loads(results.read_text(encoding="utf-8"))
+            require(f"{results} is damaged, delete it", stored, KEPT)
             stored_key, stored_file = stored.pop("key"), stored.pop("file")
             if stored_key == key:
                 return ClassifierResult(folder, **stored)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from .errors import UserError
+from .options import number_of_environment
 from .hardware import Device, is_out_of_memory
 
 # %% ../../nbs/engine/distributed.ipynb #88001f94
@@ -42,8 +43,8 @@ def name_lost_peers() -> Iterator[None]:
 class ProcessGroup:
     "The processes of one job, as `torchrun` starts them; without it a single one."
     def __init__(self):
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = number_of_environment("RANK", 0)
+        self.size = number_of_environment("WORLD_SIZE", 1, least=1)
         self.for_devices = None   # connection between GPUs; None: through main memory
         self.for_waiting = None   # connection that waits for days
 
@@ -51,7 +52,12 @@ class ProcessGroup:
         "Take this process's device, and connect to the others; each waits `minutes` for an answer."
         if self.size == 1 or dist.is_initialized():
             return self
-        device.select(int(os.environ["LOCAL_RANK"]))
+        names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if self.rank >= self.size or any(name not in os.environ for name in names):
+            said = " ".join(f"{name}={os.environ.get(name, '')}" for name in names)
+            raise UserError(f"{said} in the environment are not those of a job; torchrun sets "
+                            "them, or unset WORLD_SIZE to work in one process")
+        device.select(number_of_environment("LOCAL_RANK", 0))
         wait = timedelta(minutes=minutes)
         with name_lost_peers():
             dist.init_process_group("gloo", timeout=wait)

@@ -50,6 +50,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        if error.filename == str(temporary):  # the user knows the other name
+            error.filename = str(path)
+        raise
     finally:
         remove(temporary)
 

@@ -383,7 +383,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if known or OUT_OF_MEMORY.search(str(error)):
             return True
-        error = error.__cause__ or error.__context__
+        hidden = error.__suppress_context__  # by `raise ... from None`
+        error = error.__cause__ or (None if hidden else error.__context__)
     return False
 
 # %% ../../nbs/engine/hardware.ipynb #0b55c99c

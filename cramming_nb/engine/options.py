@@ -22,6 +22,7 @@ cramming_nb.engine.errors.UserError: masking.rate 1.5: give a number above 0, at
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable
 import yaml
 from .errors import UserError
@@ -63,6 +64,8 @@ def check_options(config: object, part: str):
         is_limited = any(map(math.isfinite, about["limits"].values()))
         if is_limited and not within(value, about["limits"]):
             wanted = in_words(about["limits"])
+            if not math.isfinite(value):
+                wanted = wanted.replace("number", "finite number", 1)
             raise UserError(f"{part}.{field.name} {value}: give {wanted}")
 
 def meanings(config: object) -> dict[str, str]:
@@ -92,3 +95,61 @@ def read_yaml(text: str) -> object:
         return StrictLoader(text).get_single_data()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise yaml.YAMLError(f"a value cannot be read ({error})") from None
+
+def yaml_file(path: str | os.PathLike) -> object:
+    "The value of a YAML file; a `UserError` names the file that cannot be read."
+    from .tables import open_text  # late: pyarrow takes a while, and `cram --help` needs none
+    with open_text(str(path)) as file:
+        text = file.read()
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError as error:
+        problem = str(error).replace('in "<unicode string>", ', "at ")
+        raise UserError(f"{path}: {' '.join(problem.split())}") from None
+
+FORMS = {  # the type of a field -> how to write its value
+    str: "text, with quotes around a number, or a word such as yes",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list, such as [0, 1]",
+    dict: "fields and values, such as {schedule.batch_size: 64}",
+}
+
+def fits(value: object, kind: type | tuple[type, ...]) -> bool:
+    "Whether a value from a file is of a type, or of one of several; true and false are no numbers."
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+def check_field(field: dataclasses.Field, value: object):
+    "Raise a `UserError` unless a value from a file is of the type of its field."
+    allowed = (int, float) if field.type is float else field.type
+    if not fits(value, allowed):
+        found = "has no value" if value is None else repr(value)
+        has_example = isinstance(field.default, str) and field.default
+        example = f", such as {field.name}: {field.default}" if has_example else ""
+        raise UserError(f"{field.name} {found}; write {FORMS[field.type]}{example}")
+
+def of_fields(kind: type, values: object) -> object:
+    "An object of a dataclass from fields that a file gives."
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    names = ", ".join(known)
+    if not isinstance(values, dict):
+        raise UserError(f"{values!r}; write fields and values, with some of {names}")
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"unknown field {name!r}; known are {names}")
+        check_field(known[name], value)
+    return kind(**values)
+
+def number_of_environment(name: str, default: int, least: int = 0) -> int:
+    "A whole number that an environment variable gives."
+    text = os.environ.get(name, default)
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UserError(f"{name}={text} in the environment: torchrun sets it to a whole number, "
+                        f"{least} or more; unset it to work in one process")
+    return number

@@ -13,19 +13,18 @@ import ast, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform
 import sysconfig, tempfile, warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from urllib.parse import quote, unquote
 import numpy as np
-import yaml
 from tqdm import tqdm
-from .errors import UserError
+from .errors import UserError, placed
 from .files import atomic_write, write_text
 from .jobs import Local, Unfinished
-from .options import read_yaml
+from .options import of_fields, yaml_file
 from cramming_nb.engine.tables import (
     FORMATS, TOKENS, file_suffix, format_of, is_plain_text, open_binary, open_text, read_rows,
     text_of)
@@ -398,7 +397,7 @@ SOURCES = ("machine[:PACKAGES], files:GLOB[[:N]][#COLUMN] or "
 @dataclass(frozen=True)
 class Source:
     "Where text comes from; `str(source)` is the short form that the command line takes."
-    kind: str            # files, hub or machine
+    kind: str = "files"  # files, hub or machine
     path: str = ""       # files and folders (a pattern), a dataset, or names of packages
     column: str = "text" # that holds the text; input_ids holds rows of token ids
     revision: str = ""   # of a dataset on the hub; '': the newest
@@ -464,6 +463,9 @@ def parse_source(text: str) -> Source:
                   first=int(first[2]) if first else 0, share=float(share or 1))
 
 # %% ../../nbs/engine/sources.ipynb #d79af120
+class UsedPipe(UserError):
+    "A pipe that held no text that can be read; what it held is gone."
+
 def spooled(source: Source) -> Source:
     "A source that is standard input (-) or a pipe is copied to the cache first: it is read once."
     path = source.path
@@ -473,6 +475,8 @@ def spooled(source: Source) -> Source:
     cache = writable_cache()
     with open_binary(path) as stream:
         content = stream.read()
+    if not content or content.isspace():
+        raise UsedPipe(f"{path}: there is no text in it")
     with tempfile.NamedTemporaryFile(dir=cache, prefix=f".part-{os.getpid()}-") as raw:
         raw.write(content)
         raw.flush()
@@ -480,7 +484,7 @@ def spooled(source: Source) -> Source:
             with open_text(raw.name) as text:
                 reader = format_of(next(text, ""), source.column)
         except UserError as error:
-            raise UserError(str(error).replace(raw.name, path)) from None
+            raise UsedPipe(str(error).replace(raw.name, path)) from None
     suffix = next(suffix for suffix, read in FORMATS.items() if read is reader)
     copy = cache / f"piped-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     if not copy.exists():  # the same text keeps its time, and so its identity
@@ -506,15 +510,11 @@ def split_source(source: str) -> list[str]:
 # %% ../../nbs/engine/sources.ipynb #0a4eae30
 def listed_sources(path: str) -> list:
     "The list of sources in a YAML file."
-    try:
-        found = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not YAML ({first_line(error)})") from None
-    listed = found if isinstance(found, list) else []
-    if not listed or not all(isinstance(one, str | dict) for one in listed):
-        raise UserError(f"{path}: not a list of sources; write `- {{kind: files, path: FILE}}` for "
+    found = yaml_file(path)
+    if not found or not isinstance(found, list):
+        raise UserError(f"{path}: no list of sources; write `- {{kind: files, path: FILE}}` for "
                         "each")
-    return listed
+    return found
 
 # %% ../../nbs/engine/sources.ipynb #3f91fcff
 def sources(what: str | dict | Source | list,
@@ -527,13 +527,13 @@ def sources(what: str | dict | Source | list,
                             f"{SOURCES}")
         return [spooled(what)]
     if isinstance(what, list):
-        return [source for one in what for source in sources(one, within)]
-    if isinstance(what, dict):
-        try:
-            return sources(Source(**what))
-        except TypeError as error:
-            known = ", ".join(Source.__dataclass_fields__)
-            raise UserError(f"source {what}: {first_line(error)}; fields are {known}") from None
+        found = []
+        for number, one in enumerate(what, 1):
+            with placed(f"{within[-1]}, source {number}") if within else nullcontext():
+                found += sources(one, within)
+        return found
+    if not isinstance(what, str):
+        return sources(of_fields(Source, what), within)
     if re.search(r"\.ya?ml$", what) and os.path.isfile(what):
         if what in within:
             raise UserError(f"{what}: this list of sources contains itself")
@@ -544,6 +544,8 @@ def full_source(what: str | dict | Source | list) -> str:
     "Sources in their short form, with kinds written out; a string not understood is unchanged."
     try:
         return " + ".join(map(str, sources(what)))
+    except UsedPipe:
+        raise
     except UserError:
         if isinstance(what, str):
             return what

@@ -61,33 +61,13 @@ class Watched(Processes):
             self.memory = max(self.memory, held)
         return found
 
-# %% ../../nbs/lab/bench.ipynb #976fa5bcb
-def interleave(
-    implementations: dict[str, Callable[[], float]],
-    rounds: int = 5,         # turns of each that count
-    progress: bool = False,  # a progress bar
-    warmup: int = 1,         # rounds before them, which do not count
-) -> dict[str, list[float]]:
-    "What each implementation returns when they are called in turns: A B A B …"
-    if rounds < 1:
-        raise UserError(f"rounds {rounds}: give 1 or more")
-    returned = {name: [] for name in implementations}
-    turns = list(itertools.product(range(-warmup, rounds), implementations.items()))
-    for number, (name, work) in tqdm(turns, "bench", unit="turn", disable=not progress):
-        result = work()
-        if number >= 0:
-            returned[name].append(result)
-    return returned
-
-# %% ../../nbs/lab/bench.ipynb #d189f617
 class Turn(NamedTuple):
     "What one turn of an implementation took."
     seconds: float  # of one call of its work
     memory: int     # bytes that it held at most
 
-def timed_turn(make: Callable, arguments: tuple, seconds: float,
-               warmup: bool) -> tuple[float, int]:
-    "In the process of a turn: build some work, and time it; seconds and bytes."
+def timed_turn(make: Callable, arguments: tuple, seconds: float, warmup: bool) -> Turn:
+    "In the process of a turn: build some work, and time it."
     device = Hardware.detect().device
     try:
         work = make(*arguments)
@@ -96,13 +76,28 @@ def timed_turn(make: Callable, arguments: tuple, seconds: float,
         elapsed = device.seconds(work)
         if (repeats := round(seconds / elapsed)) > 1:
             elapsed = device.seconds(work, repeats)
-        return elapsed, device.peak_memory()
+        return Turn(elapsed, device.peak_memory())
     except Exception as error:
         lack = "out of memory: " if is_out_of_memory(error) else ""
         reason = " ".join(f"{lack}{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"an implementation could not work ({reason})") from None
 
-# %% ../../nbs/lab/bench.ipynb #d189f617b
+# %% ../../nbs/lab/bench.ipynb #976fa5bcb
+def interleave(
+    implementations: dict[str, Callable[[], float]],
+    rounds: int = 5,         # turns of each that count
+    progress: bool = False,  # a progress bar
+    warmup: int = 1,         # rounds before them, which do not count
+) -> dict[str, list[float]]:
+    "What each implementation returns when they are called in turns: A B A B …"
+    returned = {name: [] for name in implementations}
+    turns = list(itertools.product(range(-warmup, rounds), implementations.items()))
+    for number, (name, work) in tqdm(turns, "bench", unit="turn", disable=not progress):
+        result = work()
+        if number >= 0:
+            returned[name].append(result)
+    return returned
+
 def take_turn(
     make: Callable[..., Callable[[], object]],  # make(*arguments) returns the work
     *arguments: object,
@@ -116,8 +111,8 @@ def take_turn(
     kind = Watched if watch_children else Processes
     with kind(1, method="forkserver" if is_forked else "spawn") as process:
         job = by_value(make), arguments, seconds, warmup
-        ((elapsed, memory),) = process.map(by_value(timed_turn), [job])
-    return Turn(elapsed, process.memory if watch_children else memory)
+        (turn,) = process.map(by_value(timed_turn), [job])
+    return turn._replace(memory=process.memory) if watch_children else turn
 
 # %% ../../nbs/lab/bench.ipynb #0fd44196
 ROWS_ON_CPU = dict(small=32, full=16)  # sequences of a micro-batch
@@ -127,6 +122,31 @@ def of_size(name: str, size: str, rows: int) -> Recipe:
     return change(load_recipe(name), SIZES[size] | {
         "schedule.batch_size": rows, "schedule.batch_ramp": 0,
         "training.micro_batch_size": rows})
+
+RECIPE = "crammed-nb"  # the one with the model of our recipes, which is no baseline
+
+def speedups(times: dict[str, list[float]], amount: float, unit: str) -> dict:
+    """How many times as fast `ours` is as each baseline, and the work that each does per second.
+
+    `times` are seconds, in each of which round `amount` of work was done, counted in `unit`.
+    """
+    ratio, ratio_range = {}, {}
+    for name in [name for name in times if name not in ("ours", RECIPE)]:
+        by_round = [b / a for a, b in zip(times["ours"], times[name])]
+        ratio[name] = median(times[name]) / median(times["ours"])
+        ratio_range[name] = [min(by_round), max(by_round)]
+    rate = {name: amount / median(found) for name, found in times.items()}
+    return dict(ratio=ratio, ratio_range=ratio_range, unit=unit, rate=rate)
+
+def mfu_of(seconds: list[float], rates: list[float], rows: int, arch: Architecture,
+           device_name: str) -> dict:
+    "MFU of steps on `rows` sequences, each beside the matrix rate of its round in FLOP/s."
+    flops = rows * arch.max_length * flops_per_token(arch, 0.25)
+    by_round = [flops / time / rate for time, rate in zip(seconds, rates)]
+    achieved, sheet = flops / median(seconds), datasheet_rate(device_name)
+    return dict(
+        matrix_rate=median(rates), matrix_rates=rates, mfu=achieved / median(rates),
+        mfu_range=[min(by_round), max(by_round)], mfu_datasheet=sheet and achieved / sheet)
 
 # %% ../../nbs/lab/bench.ipynb #0fd44196b
 SIZES = {  # changes that give a recipe a size
@@ -162,58 +182,27 @@ def recipe_steps(
                 learner.update(fraction)
     return work
 
-# %% ../../nbs/lab/bench.ipynb #ae448d8a
-RECIPE = "crammed-nb"  # the arm with the model of our recipes, which is no baseline
-
-def speedups(times: dict[str, list[float]], amount: float, unit: str) -> dict:
-    """How many times as fast `ours` is as each baseline, and the work that each does per second.
-
-    `times` are seconds, in each of which round `amount` of work was done, counted in `unit`.
-    """
-    ratio, ratio_range = {}, {}
-    for name in [name for name in times if name not in ("ours", RECIPE)]:
-        by_round = [b / a for a, b in zip(times["ours"], times[name])]
-        ratio[name] = median(times[name]) / median(times["ours"])
-        ratio_range[name] = [min(by_round), max(by_round)]
-    rate = {name: amount / median(found) for name, found in times.items()}
-    return dict(ratio=ratio, ratio_range=ratio_range, unit=unit, rate=rate)
-
-def mfu_of(seconds: list[float], rates: list[float], rows: int, arch: Architecture,
-           device_name: str) -> dict:
-    "MFU of steps on `rows` sequences, each beside the matrix rate of its round in FLOP/s."
-    flops = rows * arch.max_length * flops_per_token(arch, 0.25)
-    by_round = [flops / time / rate for time, rate in zip(seconds, rates)]
-    achieved, sheet = flops / median(seconds), datasheet_rate(device_name)
-    return dict(
-        matrix_rate=median(rates), matrix_rates=rates, mfu=achieved / median(rates),
-        mfu_range=[min(by_round), max(by_round)], mfu_datasheet=sheet and achieved / sheet)
-
-# %% ../../nbs/lab/bench.ipynb #f71386a3
 def bench_train(
     size: str = "small",      # a name of SIZES
     rounds: int = 5,          # turns of each implementation that count
     rows: int | None = None,  # sequences of a micro-batch; default: what suits device and size
-    compiled: bool = True,    # all implementations
     progress: bool = True,    # a progress bar
 ) -> dict:
     "Tokens a second of our training step, of our recipes' and of the baselines', in turns."
-    if size not in SIZES:
-        raise UserError(f"size {size!r}: choose one of {', '.join(SIZES)}")
     hardware = Hardware.detect()
     rows = rows or max(ROWS_ON_CPU[size], hardware.device.first_rows)
     recipes = {"ours": of_size("crammed-v2", size, rows), RECIPE: of_size(RECIPE, size, rows)}
     arch, turns, failed = recipes["ours"].architecture, {}, {}
-    work = {name: (recipe_steps, recipe, hardware, compiled, 1)
-            for name, recipe in recipes.items()}
-    work |= {name: (make, arch, rows, hardware, compiled) for name, make in STEPS.items()}
+    work = {name: (recipe_steps, recipe, hardware, True, 1) for name, recipe in recipes.items()}
+    work |= {name: (make, arch, rows, hardware, True) for name, make in STEPS.items()}
     for name, arguments in work.items():
-        turns[name] = partial(take_turn, *arguments, seconds=1.0)
+        turn = partial(take_turn, *arguments, seconds=1.0)
         try:
-            turns[name]()  # compiles, and is not counted
+            turn()  # compiles, and is not counted
+            turns[name] = turn
         except UserError as error:
             if name == "ours":
                 raise
-            del turns[name]
             failed[name] = str(error)
     found = interleave(turns | {"rate": partial(matrix_rate, hardware)}, rounds, progress, 0)
     rates = found.pop("rate")
@@ -221,7 +210,7 @@ def bench_train(
     shares = {name: mfu_of(times[name], rates, rows, recipe.architecture, hardware.name)
               for name, recipe in recipes.items() if name in times}
     return speedups(times, rows * arch.max_length, "tokens") | shares.pop("ours") | shares | dict(
-        what="train", size=size, rows=rows, rounds=rounds, compiled=compiled, failed=failed,
+        what="train", size=size, rows=rows, rounds=rounds, compiled=True, failed=failed,
         memory={name: max(turn.memory for turn in taken) for name, taken in found.items()},
         environment=environment(hardware))
 
