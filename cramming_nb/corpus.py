@@ -320,6 +320,7 @@ def cleaned_batches(documents: Iterable[dict], dedup: int, size: int) -> Iterato
     cleaned = (batch for batch in map(clean_batch, batches(documents, size)) if batch["text"])
     return without_passages(cleaned, dedup, size) if dedup else cleaned
 
+# %% ../nbs/04b_corpus.ipynb #4bsplit01
 def tokenised(texts: list[str], tokenizer: str, filter_tokenizer: str,
               schema: pyarrow.Schema) -> dict:
     "The columns that tokenizing adds to a batch of texts."
@@ -356,6 +357,7 @@ def try_tokenizer(texts: list[str], folder: Path, config: CorpusConfig) -> dict:
     return dict(tokens=len(ids), bytes=size, disk=copies * size,
                 seconds=seconds, training=trained - begun)
 
+# %% ../nbs/04b_corpus.ipynb #4bsplit02
 def different_documents(documents: pyarrow.Table, kind: str) -> np.ndarray:
     "The positions of first copies, ascending; fewer than three are an error."
     unique = first_copies(documents["fingerprint"].to_numpy())
@@ -394,6 +396,7 @@ def read_documents(store: Store, parts: list[Callable], config: CorpusConfig,
     add_documents(table, "tokenise", store.open(), unique)
     return table
 
+# %% ../nbs/04b_corpus.ipynb #4bsplit03
 def read_token_rows(store: Store, parts: list[Callable], config: CorpusConfig,
                     tokenizer: str) -> StageTable:
     "Read a source of token ids, made by the `tokenizer` of that path; returns the table of this."

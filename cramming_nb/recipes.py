@@ -134,16 +134,14 @@ def field_help(recipe: Recipe) -> dict[str, str]:
 # %% ../nbs/10b_recipes.ipynb #bacb3008
 def recipe_of(parts: dict, where: object) -> Recipe:
     "The recipe with this name and these fields in its parts, read from the place `where`."
-    changes = {}
+    name = parts["name"]
     with placed(where):
+        if not fits(name, (str, int, float)) or not str(name).strip():
+            raise UserError(f"name {name!r}; write text")
         for part, fields in parts.items():
             if part != "name" and not isinstance(fields, dict):
                 raise UserError(f"{part!r} must hold fields; see `cram recipes show`")
-            if part == "name" and not (fits(fields, (str, int, float)) and str(fields).strip()):
-                raise UserError(f"name {fields!r}; write text")
-            if part != "name":
-                changes |= {f"{part}.{field}": value for field, value in fields.items()}
-        return change(Recipe(), changes, str(parts["name"]))
+        return change(Recipe(), flat(parts), str(name))
 
 # %% ../nbs/10b_recipes.ipynb #9a2cb422
 def load_recipe(name: str) -> Recipe:

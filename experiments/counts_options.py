@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from muon_split import batch_loss, heldout_loss
 from sklearn.utils.extmath import randomized_svd
 
 from cramming_nb.architecture import MaskedLM
 from cramming_nb.corpus import Corpus, get_corpus
 from cramming_nb.counts import count_pairs, positive_pmi, sampled_rows
-from cramming_nb.objective import mask_rows, masked_loss
 from cramming_nb.optimizer import Optimizer
 from cramming_nb.recipes import Recipe, load_recipe
 from cramming_nb.schedule import lr_factor
@@ -37,7 +37,6 @@ KINDS = {  # tokens to each side that are the context, and the power of the sing
 SETTINGS = {
     "recipe": "pocket",
     "seeds": [1, 2, 3],
-    "heldout_rows": 512,
     "predicted": {"random": 0.18, "window 1": 0.05, "window 2": 0.0, "window 8": 0.01, "power 0": 0.0, "power 1": 0.02},
 }
 
@@ -52,26 +51,6 @@ def vectors_of(rows: np.ndarray, recipe: Recipe, window: int, power: float, seed
     found = np.asarray(counts.sum(1)) > 0
     vectors[~found] = 0.0
     return torch.from_numpy(vectors * (arch.init_std / np.sqrt(np.square(vectors[found]).mean()))).float()
-
-
-def batch_loss(model: MaskedLM, recipe: Recipe, batch: tuple, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of losses over a batch, and how many tokens were predicted."""
-    ids, rows, epochs = map(torch.from_numpy, batch)
-    seen, positions, labels, weights = mask_rows(ids, rows, epochs, seed, recipe.objective, recipe.corpus.vocab_size)
-    return masked_loss(model(seen, positions), labels, weights), weights.sum()
-
-
-@torch.no_grad()
-def heldout_loss(model: MaskedLM, recipe: Recipe, corpus: Corpus) -> float:
-    """The mean loss over held-out sequences that are spread evenly."""
-    count = SETTINGS["heldout_rows"]
-    chosen = torch.arange(count) * len(corpus.heldout) // count
-    sums = torch.zeros(2)
-    for rows in chosen.split(64):
-        rows = rows.numpy()
-        batch = corpus.heldout[rows].astype("int64"), rows, 0 * rows
-        sums += torch.stack(batch_loss(model, recipe, batch, seed=0))
-    return (sums[0] / sums[1]).item()
 
 
 def train(recipe: Recipe, corpus: Corpus, seed: int, kind: tuple | None, steps: int) -> float:
