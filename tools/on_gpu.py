@@ -12,6 +12,7 @@ a JSON file and a plot of each stage. What a stage has finished is not done agai
 The stages:
 profile    20 steps of some arms: seconds to compile, tokens a second, memory, and the time of each kernel
 sprint     the budget on the recipe `sprint`, then GLUE
+small      a model that scored low for its loss, half as long; then GLUE's small tasks, at more learning rates
 variants   some changes of it, half a minute each; the lowest held-out loss is chosen
 best       the budget on what was chosen, then GLUE
 extra      the newest model without fine-tuning: BLiMP, and its vectors as features
@@ -20,9 +21,9 @@ at_once    what a compiler that sees the whole model takes
 tests      the tests marked gpu
 bench      our training step and the baselines
 
-A pretraining of `sprint` or `best` begins with a cold compiler, as a first `cram run` does. How sentence pairs are read
-and the learning rate of fine-tuning are chosen on held-back training rows of the small tasks. Then each task is
-fine-tuned on all rows, and its development set is read once.
+A pretraining of `sprint`, `small` or `best` begins with a cold compiler, as a first `cram run` does. The learning rate of
+fine-tuning and how sentence pairs are read are chosen on held-back training rows of the small tasks. Then these are
+fine-tuned on all rows, and their development sets are read once. Large tasks are fine-tuned as the recipe says.
 
 It needs torch, numpy, safetensors, tokenizers, tqdm, pyyaml, joblib, matplotlib, pyarrow, scikit-learn and scipy. It
 does without an installed package, datasets, tyro and nvidia-ml-py; without the last there is no energy in the records.
@@ -44,7 +45,7 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -84,6 +85,8 @@ VARIANTS = {  # changes of `sprint`, and the arm whose speed they have
     "small, replaced tokens": (SMALL | REPLACED, "small, replaced tokens"),  # its loss is its generator's
 }
 RATES = (1e-4, 3e-4)  # of fine-tuning, to choose from
+MORE_RATES = (1e-4, 3e-4, 1e-3)
+DECIDING = ("cola", "stsb")  # tasks on which a rate is chosen
 READINGS = ("apart", "joint", "both")  # of sentence pairs, to choose from
 LARGE = 20_000  # training rows; a larger task is no part of the choice
 GROUPS = {  # kernels, by what their names contain
@@ -111,6 +114,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--work", type=Path, default=Path(tempfile.gettempdir(), "on_gpu"), help="folder for rows, checkpoints, results"
     )
     parser.add_argument("--budget", default="330s", help="of the stages sprint and best")
+    parser.add_argument("--small-budget", default="150s", help="of the stage small")
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS), help="of the stage profile")
     parser.add_argument("--variant", default="", help="of the stage best; empty: what the stage variants chose")
     parser.add_argument("--variant-seconds", type=float, default=20.0, help="of steps, for each variant")
     parser.add_argument("--steps", type=int, default=20, help="that are timed in the stage profile")
@@ -243,7 +248,7 @@ def learner_of(a: argparse.Namespace, corpus, changes: dict, name: str = "sprint
 
 def profile(a: argparse.Namespace) -> dict:
     """Time and profile some steps of each arm."""
-    return profile_arms(a, "profile", ARMS)
+    return profile_arms(a, "profile", {arm: ARMS[arm] for arm in a.arms})
 
 
 def at_once(a: argparse.Namespace) -> dict:
@@ -399,7 +404,13 @@ def plot_curves(outcomes: dict, path: Path):
 
 def sprint(a: argparse.Namespace) -> dict:
     """Pretrain and fine-tune the recipe `sprint`."""
-    return pretrain_and_tune(a, "sprint", {})
+    return pretrain_and_tune(a, "sprint", {}, Choice(seeds=(0, 1)))
+
+
+def small(a: argparse.Namespace) -> dict:
+    """Pretrain once more the model that scored low for its loss; fine-tune it at more rates."""
+    changes = VARIANTS["small, muon, 40 % masks"][0]
+    return pretrain_and_tune(a, "small", changes, Choice(MORE_RATES, READINGS[:1], large=False), a.small_budget)
 
 
 def best(a: argparse.Namespace) -> dict:
@@ -412,20 +423,32 @@ def best(a: argparse.Namespace) -> dict:
     return dict(variant=variant) | pretrain_and_tune(a, "best", VARIANTS[variant][0])
 
 
-def pretrain_and_tune(a: argparse.Namespace, stage: str, changes: dict) -> dict:
+@dataclass
+class Choice:
+    """What is chosen from on held-back rows, and what is done then."""
+
+    rates: tuple[float, ...] = RATES
+    readings: tuple[str, ...] = READINGS
+    seeds: tuple[int, ...] = (0,)  # of the small tasks, on all rows
+    large: bool = True  # whether the large tasks are fine-tuned, too
+
+
+def pretrain_and_tune(
+    a: argparse.Namespace, stage: str, changes: dict, choice: Choice | None = None, budget: str = ""
+) -> dict:
     """Spend the budget with a cold compiler, fine-tune on every task, and leave the run's record."""
     from cramming_nb.app.run import Run, finish, locked, pretrain_run
 
     cold = a.work / f"cold-{stage}"
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(cold), "TRITON_CACHE_DIR": str(cold / "triton")}
     corpus, tasks, folder = corpus_from(a), tasks_from(a), a.work / "runs" / stage
-    run = Run(recipe_of(a, changes), "files:text", a.budget, 0, folder, data_dir=a.work / "data", progress=False)
+    run = Run(recipe_of(a, changes), "files:text", budget or a.budget, 0, folder, data_dir=a.work / "data", progress=False)
     with locked(run, corpus):
         pretraining = pretrain_run(run, corpus)
         print(f"{stage}: held-out loss {pretraining['heldout_loss']:.3f}", flush=True)
         write(a.folder / f"{stage}.pretraining.json", pretraining)
         plot_curves({stage: pretraining}, a.folder / f"{stage}.png")
-        tuned = Tuning(a, stage, run, tasks).all()
+        tuned = Tuning(a, stage, run, tasks, choice or Choice()).all()
         record = finish(run, tuned)
     shutil.copy(folder / "record.json", a.folder / f"{stage}.record.json")
     return dict(heldout_loss=pretraining["heldout_loss"], key=record.key)
@@ -434,8 +457,9 @@ def pretrain_and_tune(a: argparse.Namespace, stage: str, changes: dict) -> dict:
 class Tuning:
     """Fine-tunes a model on every task, several at a time; chooses on held-back rows how, first."""
 
-    def __init__(self, a: argparse.Namespace, stage: str, run, tasks: dict):
-        self.a, self.run, self.tasks = a, run, tasks
+    def __init__(self, a: argparse.Namespace, stage: str, run, tasks: dict, choice: Choice):
+        self.a, self.run, self.tasks, self.choice = a, run, tasks, choice
+        self.small = [name for name, data in tasks.items() if len(data.train) < LARGE]
         self.path = a.folder / f"{stage}.finetuning.json"
         kept = a.work / "results" / self.path.name  # of a call that was stopped
         self.kept, self.done = kept, json.loads(kept.read_text()) if kept.exists() else []
@@ -444,20 +468,37 @@ class Tuning:
         """The results on all rows; those on held-back rows are written down."""
         if not self.tasks:
             return []
-        small = [name for name, data in self.tasks.items() if len(data.train) < LARGE]
-        ways = {name: READINGS if self.tasks[name].task.pair else READINGS[:1] for name in small}
-        tried = self.do([(name, way, rate, True) for name in small for way in ways[name] for rate in RATES])
+        protocol, seeds = self.run.recipe.protocol, self.choice.seeds
+        back = self.jobs_of_choice()
+        large = [(name, protocol.pairs, protocol.lr, False, 0) for name in self.tasks if name not in self.small]
+        tried = self.do(back + (large if self.choice.large else []))
         rate, way = self.chosen(tried, "rate"), self.chosen(tried, "pairs")
         print(f"chosen on held-back rows: rate {rate:g}, pairs {way}", flush=True)
-        return self.do([(name, way, rate, False) for name in self.tasks])
+        last = self.do([(name, way, rate, False, seed) for name in self.small for seed in seeds])
+        return [result for result in tried if result["rows"] == "all"] + last
+
+    def jobs_of_choice(self) -> list[tuple]:
+        """Fine-tunings on held-back rows: rates on the deciding tasks, readings on the tasks with pairs."""
+        protocol, choice = self.run.recipe.protocol, self.choice
+        deciding = [name for name in DECIDING if name in self.small]
+        pairs = [name for name in self.small if self.tasks[name].task.pair]
+        rates = [(name, protocol.pairs, rate, True, 0) for name in deciding for rate in choice.rates]
+        readings = [(name, way, protocol.lr, True, 0) for name in pairs for way in choice.readings]
+        if len(choice.readings) == 1:
+            return rates
+        return list(dict.fromkeys(rates + readings))
 
     def chosen(self, tried: list[dict], by: str) -> object:
-        """The choice with the best mean over tasks of the scores on held-back rows."""
+        """The rate or the reading with the best mean over tasks of the scores on held-back rows."""
+        protocol = self.run.recipe.protocol
+        usual = dict(rate=protocol.lr, pairs=protocol.pairs)
+        other, tasks = ("pairs", DECIDING) if by == "rate" else ("rate", self.small)
         scores = defaultdict(list)
         for result in tried:
-            if by == "rate" or self.tasks[result["task"]].task.pair:
+            counts = result["task"] in tasks and (by == "rate" or self.tasks[result["task"]].task.pair)
+            if result["rows"] == "held back" and result[other] == usual[other] and counts:
                 scores[result[by]].append(mean(result["scores"].values()))
-        return max(scores, key=lambda choice: mean(scores[choice]), default=READINGS[0])
+        return max(scores, key=lambda choice: mean(scores[choice]), default=usual[by])
 
     def do(self, jobs: list[tuple]) -> list[dict]:
         """The results of some fine-tunings, the largest tasks first."""
@@ -467,7 +508,7 @@ class Tuning:
             self.done.append(result)
             write(self.kept, self.done)
             write(self.path, self.done)
-            print({key: result[key] for key in ("task", "pairs", "rate", "rows", "scores")}, flush=True)
+            print({key: result[key] for key in ("task", "pairs", "rate", "rows", "seed", "scores")}, flush=True)
         return [result for result in self.done if job_of(result) in jobs]
 
     def results(self, jobs: list[tuple]):
@@ -482,9 +523,9 @@ class Tuning:
                 yield future.result()
 
 
-def job_of(result: dict) -> tuple[str, str, float, bool]:
+def job_of(result: dict) -> tuple[str, str, float, bool, int]:
     """What `tune` was asked for when it gave a result."""
-    return result["task"], result["pairs"], result["rate"], result["rows"] == "held back"
+    return result["task"], result["pairs"], result["rate"], result["rows"] == "held back", result["seed"]
 
 
 TUNER = {}  # what a process that fine-tunes keeps
@@ -509,21 +550,21 @@ def make_ready(run, tasks: dict):
     TUNER.update(run=run, tasks=tasks, hardware=hardware_of(run), weights=encoder_weights(run.folder / "checkpoints"))
 
 
-def tune(job: tuple[str, str, float, bool]) -> dict:
+def tune(job: tuple[str, str, float, bool, int]) -> dict:
     """Fine-tune once on a task; pairs are read in a way, with a rate, perhaps on held-back rows."""
     from tokenizers import Tokenizer
 
     from cramming_nb.glue import finetune_task, for_task, hold_back
 
-    name, pairs, rate, back = job
+    name, pairs, rate, back, seed = job
     run, tasks = TUNER["run"], TUNER["tasks"]
     data = hold_back(tasks[name]) if back else tasks[name]
     protocol = for_task(replace(run.recipe.protocol, pairs=pairs, lr=rate), name, tasks)
     tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
     model = run.recipe.architecture, TUNER["weights"], tokenizer
-    found = finetune_task(*model, data, protocol, 0, TUNER["hardware"])
+    found = finetune_task(*model, data, protocol, seed, TUNER["hardware"])
     how = dict(pairs=pairs, rate=rate, rows="held back" if back else "all")
-    return dict(task=name, init="pretrained", seed=0, data=data.digest) | how | found
+    return dict(task=name, init="pretrained", seed=seed, data=data.digest) | how | found
 
 
 def extra(a: argparse.Namespace) -> dict:
@@ -604,7 +645,7 @@ def bench(a: argparse.Namespace) -> dict:
     return result
 
 
-STAGES = dict(profile=profile, sprint=sprint, variants=variants, best=best, extra=extra, steps=steps, at_once=at_once,
+STAGES = dict(profile=profile, sprint=sprint, small=small, variants=variants, best=best, extra=extra, steps=steps, at_once=at_once,
               tests=tests, bench=bench)  # fmt: skip
 
 
