@@ -111,7 +111,7 @@ class Rotation(torch.autograd.Function):
 
 # %% ../nbs/05_model.ipynb #50536d0b
 class NeighborMixing(nn.Module):
-    """Add to each position of x [B, S, H] its neighbours, feature by feature.
+    """Add to each position of x [B, S, H] its neighbors, feature by feature.
 
     A depthwise convolution: each feature has its own weight for each offset."""
     def __init__(self, reach: int, size: int):
@@ -128,7 +128,7 @@ class NeighborMixing(nn.Module):
         for weight, offset in zip(self.weight, self.offsets):
             shifted = slice(reach + offset, reach + offset + length)
             neighbor = padded[:, shifted]
-            if segment_ids is not None:  # a token of another segment is no neighbour
+            if segment_ids is not None:  # a token of another segment is no neighbor
                 neighbor = neighbor * (padded_ids[:, shifted] == segment_ids)[..., None]
             total = total + weight * neighbor
         return x + total
@@ -169,7 +169,7 @@ class Architecture:
     vocab_size: int = option(32768, "tokens in the vocabulary", at_least=6)
     max_length: int = option(128, "longest input, in tokens", at_least=1)
     hidden_size: int = option(768, "numbers in a token's vector, the residual stream", at_least=1)
-    num_layers: int = option(16, "transformer blocks", at_least=1)
+    num_layers: int = option(16, "transformer blocks", at_least=1, at_most=1 << 10)
     num_heads: int = option(12, "attention heads of a block", at_least=1)
     ffn_size: int = option(3072, "width after the first projection; gates halve it", at_least=1)
     activation: str = option(
@@ -189,7 +189,7 @@ class Architecture:
     sparse_prediction: bool = option(
         True, "compute the last block for masked positions only (ours; the same result)")
     neighbor_mixing: int = option(
-        0, "neighbours per side mixed into the embedding (ours)", at_least=0)
+        0, "neighbors per side mixed into the embedding (ours)", at_least=0, at_most=1 << 10)
     dropout: float = option(
         0.1, "in fine-tuning; with training.dropout also in pretraining", at_least=0, below=1)
     pooling: str = option("mean", "what a classifier reads", choices=("mean", "first"))
@@ -201,13 +201,13 @@ class Architecture:
     first_norm: bool = option(True, "norm before the first attention; not in ModernBERT")
     token_mixing: str = option(
         "attention", "how tokens exchange information", choices=("attention", "fourier"))
-    qk_norm: bool = option(False, "queries and keys of each head normalised (ours)")
+    qk_norm: bool = option(False, "queries and keys of each head normalized (ours)")
     block_mixing: int = option(
-        0, "neighbours per side mixed into each attention (ours)", at_least=0)
+        0, "neighbors per side mixed into each attention (ours)", at_least=0)
     document_attention: bool = option(
         False, "attention stays within a document (paper: it does not)")
     embedding_size: int = option(
-        0, "width of a factorised embedding; 0 is off (paper: no gain)", at_least=0)
+        0, "width of a factorized embedding; 0 is off (paper: no gain)", at_least=0)
     tie_embeddings: bool = option(True, "decoder and embedding share weights (paper: yes)")
     init: str = option("normal", "how weights of projections are drawn; counts: as in normal, and "
                        "the first embedding is from counts of the text (ours)", choices=(
@@ -447,9 +447,9 @@ TOKEN_MIXERS = {"attention": Attention, "fourier": FourierMixing}
 
 # %% ../nbs/05_model.ipynb #2a1b76e3
 class PreNormBlock(nn.Module):
-    """Normalise, transform, add, [B, S, H] -> [B, S or k, H].
+    """Normalize, transform, add, [B, S, H] -> [B, S or k, H].
 
-    The residual stream itself is never normalised (paper, section 4.2)."""
+    The residual stream itself is never normalized (paper, section 4.2)."""
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
         super().__init__()
         self.norm1 = Unchanged() if first and not arch.first_norm else make_norm(arch)
@@ -463,7 +463,7 @@ class PreNormBlock(nn.Module):
         self.ffn = FeedForward(arch)
 
     def mix(self, x: Tensor, positions: Tensor | None, mask: AttentionMask) -> Tensor:
-        "Attention, with mixing of neighbours before it and dropout after it."
+        "Attention, with mixing of neighbors before it and dropout after it."
         x = self.mixing(x, mask.segment_ids)
         return self.dropout(self.attention(x, positions, mask))
 
@@ -473,13 +473,13 @@ class PreNormBlock(nn.Module):
 
 # %% ../nbs/05_model.ipynb #d3beaa0b
 class PostNormBlock(PreNormBlock):
-    "Transform, add, normalise, [B, S, H] -> [B, S or k, H]: BERT's order."
+    "Transform, add, normalize, [B, S, H] -> [B, S or k, H]: BERT's order."
     def forward(self, x: Tensor, positions: Tensor | None = None, mask: AttentionMask = NO_MASK):
         x = self.norm1(select_positions(x, positions) + self.mix(x, positions, mask))
         return self.norm2(x + self.dropout(self.ffn(x)))
 
 class SandwichBlock(PreNormBlock):
-    "Normalise, transform, normalise, add, [B, S, H] -> [B, S or k, H] (Ding et al. 2021)."
+    "Normalize, transform, normalize, add, [B, S, H] -> [B, S or k, H] (Ding et al. 2021)."
     def __init__(self, arch: Architecture, kernel: str, first: bool = False):
         super().__init__(arch, kernel, first)
         self.norm3 = make_norm(arch)
@@ -596,7 +596,7 @@ class Encoder(nn.Module):
         return self.final_norm(self.blocks[-1](x, positions, mask))
 
     def embed(self, ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-        "What the first block reads [B, S, H]: tokens, their positions and their neighbours."
+        "What the first block reads [B, S, H]: tokens, their positions and their neighbors."
         x = self.widen(self.embedding(ids))
         x = self.embedding_norm(self.position(x))
         return self.dropout(self.mixing(x, segment_ids))

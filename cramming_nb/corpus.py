@@ -304,7 +304,7 @@ def given_documents(source: list[dict]) -> list[dict]:
     return [dict(id=str(number), source="") | document for number, document in enumerate(source)]
 
 # %% ../nbs/04b_corpus.ipynb #b5c4579b
-DEDUP_BATCHES = 8  # neighbouring batches, 32 million characters, that are compared with each other
+DEDUP_BATCHES = 8  # neighboring batches, 32 million characters, that are compared with each other
 
 def without_passages(cleaned: Iterator[dict], shortest: int, size: int) -> Iterator[dict]:
     "Clean batches without the passages of `shortest` bytes that occurred before in their group."
@@ -397,6 +397,19 @@ def read_documents(store: Store, parts: list[Callable], config: CorpusConfig,
     return table
 
 # %% ../nbs/04b_corpus.ipynb #4bsplit03
+def file_states(identity: dict) -> list[dict]:
+    "The states of all files that the identity of a source names."
+    return [state for part in identity.get("parts", [identity]) for state in part.get("files", [])]
+
+def read_unchanged(read: Callable[[], list], source: list, before: dict) -> list:
+    "What `read()` returns; an error if a file is not what it was `before` (in the identity)."
+    steps = read()
+    after = file_states(source_identity(source))  # new files, of this cache perhaps, do not count
+    if any(state not in after for state in file_states(before)):
+        raise UserError(f"{clean(full_source(source))}: a file changed while the text was read; "
+                        "give the command again")
+    return steps
+
 def read_token_rows(store: Store, parts: list[Callable], config: CorpusConfig,
                     tokenizer: str) -> StageTable:
     "Read a source of token ids, made by the `tokenizer` of that path; returns the table of this."
@@ -430,6 +443,7 @@ def get_corpus(source: str | Source | list,     # of the text: short form, `Sour
     else:
         source = sources(source)
         identity, tokenizer = source_identity(source), source_tokenizer(source)
+    before = identity
     if tokenizer:  # the source is rows of token ids
         identity = identity | dict(tokenizer=file_checksum(Path(tokenizer)))
         config = replace(config, filter_threshold=0, dedup=0, filter_tokenizer="")
@@ -440,6 +454,7 @@ def get_corpus(source: str | Source | list,     # of the text: short form, `Sour
         raise UserError(f"engine {engine!r}: there are {', '.join(ENGINES)}")
     where = "documents" if given else clean(full_source(source))
     root = Path(data_dir or cache_dir()).expanduser()
+    str(root).encode()  # an error if it is not UTF-8, before anything is read
     folder = root / f"corpus-{corpus_key(identity, config, avoid)}"
     stage = root / f"documents-{stage_key(identity, settings_of(config, *TOKEN_FIELDS))}"
     if keep or not read_manifest(folder):
@@ -453,6 +468,8 @@ def get_corpus(source: str | Source | list,     # of the text: short form, `Sour
                 read = partial(read_token_rows, store, parts, config, tokenizer)
             else:
                 read = partial(read_documents, store, parts, config, size, where)
+            if not given:
+                read = partial(read_unchanged, read, source, before)
             make = placed(where)(partial(make_corpus, store=store, config=config, avoid=avoid))
             about = dict(schema=SCHEMA, identity=identity, config=asdict(config))
             store.build(folder, read, make, about, keep)

@@ -50,7 +50,7 @@ def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     "Harmonic mean of precision and recall of class 1; 0 if neither side contains class 1."
     found = ((predicted == 1) & (labels == 1)).sum()
-    total = (predicted == 1).sum() + (labels == 1).sum()  # answered 1, and labelled 1
+    total = (predicted == 1).sum() + (labels == 1).sum()  # answered 1, and labeled 1
     return float(2 * found / total) if total else 0.0
 
 def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -147,7 +147,7 @@ class TaskData:
     task: Task
     train: list[tuple]           # rows to fine-tune on
     dev: dict[str, list[tuple]]  # by column of the table
-    tests: dict[str, list[tuple]] = field(default_factory=dict)  # unlabelled, by submission file
+    tests: dict[str, list[tuple]] = field(default_factory=dict)  # unlabeled, by submission file
 
     @cached_property
     def digest(self) -> str:

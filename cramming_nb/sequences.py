@@ -141,7 +141,7 @@ class CorpusConfig:
 
     `filter_threshold` and `order` are of section 4.4, the tokenizers of section 4.1.
     `dedup` was 75 in the paper's first version. It compares the text within groups of eight
-    neighbouring batches, 32 million characters: a passage that recurs in another group stays.
+    neighboring batches, 32 million characters: a passage that recurs in another group stays.
     A run with GLUE counts the documents that share sentences with it; `decontaminate` also
     removes them. `filter_tokenizer` is the tokenizer with which the filter counts tokens, if
     it is not the corpus's own; the reference code uses ALBERT's.
@@ -164,7 +164,8 @@ class CorpusConfig:
         0.03, "share of the text set aside for probe tasks, by document", at_least=0, below=1)
     sample: int = option(10_000_000, "characters the tokenizer is trained on", at_least=0)
     dedup: int = option(
-        0, "cut passages of this many bytes that recur within 32 MB; 0: none", at_least=0)
+        0, "cut passages of this many bytes that recur within 32 MB; 0: none", at_least=0,
+        at_most=1_000_000)
     decontaminate: bool = option(
         False, "leave out documents that overlap with sentences of the tasks")
     filter_tokenizer: str = option("", "a tokenizer.json with which the filter counts tokens")
@@ -174,7 +175,7 @@ class CorpusConfig:
 
 # %% ../nbs/04_sequences.ipynb #1c465bc2
 def check_normalizer(name: str, words: list[str], counts: np.ndarray):
-    "Raise an error if the normaliser would delete more than 5 % of the characters."
+    "Raise an error if the normalizer would delete more than 5 % of the characters."
     total = sum(len(word) * n for word, n in zip(words, counts.tolist()))
     deleted = int((deleted_characters(NORMALIZERS[name](), words) * counts).sum())
     if deleted > 0.05 * total:

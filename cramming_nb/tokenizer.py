@@ -43,7 +43,7 @@ NORMALIZERS = {"paper": paper_normalizer, "unicode": unicode_normalizer}
 
 # %% ../nbs/03_tokenizer.ipynb #55644c8b
 def deleted_characters(normalizer: normalizers.Normalizer, words: list[str]) -> np.ndarray:
-    "How many characters of each word the normaliser deletes, int64 [words]; an accent is none."
+    "How many characters of each word the normalizer deletes, int64 [words]; an accent is none."
     composed = {i: unicodedata.normalize("NFC", word)  # a letter and its accent as one character
                 for i, word in enumerate(words) if not word.isascii()}
     characters = set().union(*composed.values())
@@ -96,12 +96,12 @@ def split_texts(texts: list[str]) -> pyarrow.ListArray:
     return pyarrow.compute.utf8_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
 
 def split_singly(tokenizer: Tokenizer, word: str) -> list[str]:
-    "The normalised parts of a word."
+    "The normalized parts of a word."
     normal = tokenizer.normalizer.normalize_str(word)
     return [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
 
 def split_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[str]]:
-    "The normalised parts of each word; those in ASCII are normalised all at once."
+    "The normalized parts of each word; those in ASCII are normalized all at once."
     words = list(words)
     simple = [] if isinstance(tokenizer.model, models.Unigram) else list(filter(str.isascii, words))
     normal = tokenizer.normalizer.normalize_str(" ".join(simple)).split(" ")
@@ -170,7 +170,7 @@ def train_tokenizer(
     if model != "unigram":
         trainer.special_tokens = SPECIAL_TOKENS + inner_pieces(parts)
 
-    learner = Tokenizer(tokenizer.model)  # its text is normalised and split into parts already
+    learner = Tokenizer(tokenizer.model)  # its text is normalized and split into parts already
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     learner.train_from_iterator(repeat_parts(parts), trainer)
     size = learner.get_vocab_size()

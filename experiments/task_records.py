@@ -1,6 +1,6 @@
 """Scores of finished runs on training rows that were held back: frozen on five GLUE tasks, and fine-tuned on STS-B.
 
-python experiments/task_records.py OUT.json RUN [RUN ...] --glue-dir GLUE
+python experiments/task_records.py OUT.json RUN [RUN ...] --glue-dir GLUE [--how frozen tuned]
 
 A fifth of each task's training rows is scored, and at most 6,000 of the others are learned from. The development rows
 are never read. STS-B is fine-tuned twice more: by the first token's state, which is what the paper's classifier reads,
@@ -11,6 +11,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -46,11 +47,12 @@ def main(argv: list[str] | None = None):
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
     parser.add_argument("--glue-dir", required=True)
+    parser.add_argument("--how", nargs="*", default=["frozen", *TUNED], choices=["frozen", *TUNED])
     asked = parser.parse_args(argv)
     torch.set_num_threads(1)
-    hardware, found = Hardware.detect(), json.loads(asked.out.read_text()) if asked.out.exists() else []
-    done = {(row["run"], row["how"], row["task"]) for row in found}
-    jobs = [("frozen", name) for name in FROZEN] + [(how, "stsb") for how in TUNED]
+    hardware, rows = Hardware.detect(), json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
+    done = {(row["run"], row["how"], row["task"]) for row in rows}
+    jobs = [(how, name) for how in asked.how for name in (FROZEN if how == "frozen" else ("stsb",))]
     for how, name in jobs:
         data = held_back(asked.glue_dir, name)
         for folder in asked.runs:
@@ -58,10 +60,27 @@ def main(argv: list[str] | None = None):
                 continue
             run = load_run(folder)
             result = scores_of(run, how, data, hardware)
-            about = dict(run=folder.name, how=how, task=name, seed=run.seed, data=data.digest)
-            found.append(about | dict(score=round(100 * result["scores"][name], 2), seconds=round(result["seconds"])))
-            asked.out.write_text(json.dumps(found, indent=1) + "\n")
-            print(found[-1], flush=True)
+            about = dict(run=folder.name, recipe=run.recipe.name, how=how, task=name, seed=run.seed, data=data.digest)
+            rows.append(about | dict(score=round(100 * result["scores"][name], 2), seconds=round(result["seconds"])))
+            write(asked.out, rows)
+            print(rows[-1], flush=True)
+
+
+def write(out: Path, rows: list[dict]):
+    """The rows, and the scores of each recipe in the order of the seeds: `frozen` is the mean of the tasks."""
+    seeds = sorted({row["seed"] for row in rows})
+    stsb, frozen = {}, {}
+    for recipe in dict.fromkeys(row["recipe"] for row in rows):
+        own = [row for row in rows if row["recipe"] == recipe]
+        for how in TUNED:
+            scores = {row["seed"]: row["score"] for row in own if row["how"] == how}
+            name = recipe if how == "tuned" else f"{recipe}, {how}"
+            if set(scores) == set(seeds):
+                stsb[name] = [scores[seed] for seed in seeds]
+        of_seed = [[row["score"] for row in own if row["how"] == "frozen" and row["seed"] == seed] for seed in seeds]
+        if all(len(scores) == len(FROZEN) for scores in of_seed):
+            frozen[recipe] = [round(mean(scores), 3) for scores in of_seed]
+    out.write_text(json.dumps(dict(seeds=seeds, stsb=stsb, frozen=frozen, rows=rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ PLACES = {  # name: (what is done before, name of the run, words of the line)
     "runs is a file": (runs_is_a_file, "first", ("runs: Not a directory", "move the file")),
     "runs leads nowhere": (runs_is_a_broken_link, "first", ("runs: ", "")),
     "run is a file": (run_is_a_file, "first", ("first: Not a directory", "move the file")),
-    "name too long": (Path.exists, "x" * 300, ("name too long", "choose a shorter one with --name")),
+    "name too long": (Path.exists, "x" * 300, ("name too long", "choose a shorter name")),
     "name of two lines": (Path.exists, "a\nb", (r"runs/a\nb", "be printed here", "choose another --name")),
     "name not in UTF-8": (Path.exists, "\udcff", (r"runs/\udcff", "be printed here", "choose another --name")),
 }

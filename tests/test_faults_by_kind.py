@@ -1,5 +1,7 @@
 """Faults that were seen once, and their relatives: told before work begins, in one line, and never wrong in silence."""
 
+import csv
+import datetime
 import io
 import json
 import os
@@ -9,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch
 from conftest import command, contents, hidden, lines, write_jsonl
@@ -18,6 +21,7 @@ from tokenizers import Tokenizer
 from cramming_nb import tasks
 from cramming_nb.app.__main__ import Notices
 from cramming_nb.app.labels import read_labels, read_table
+from cramming_nb.budget import Budget
 from cramming_nb.corpus import CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
 from cramming_nb.engine.errors import UserError
@@ -101,6 +105,30 @@ def test_cleaning_takes_what_killed_processes_left(tmp_path):
     said = command("data", "clean", "--yes", cwd=tmp_path, cache=cache)
     assert "3.0 MB in" in said.out and said.out.count("left by a process that was killed") == 2
     assert set(contents(cache)) == {f".part-{os.getpid()}-7-docstrings-b.jsonl", "mine.txt"}
+
+
+def test_cleaning_leaves_what_others_wrote(tmp_path):
+    mine = ["corpus/a.txt", "corpus-notes.txt", "documents-2024/tax.txt", "docstrings.md", "piped-water.md"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    said = command("data", "clean", "--yes", "--data-dir", ".", cwd=tmp_path)
+    assert said.code == 0 and "deleted" not in said.out and sorted(contents(tmp_path)) == sorted(mine)
+
+
+@pytest.mark.parametrize("name, words", {"a.txt": "a.txt is a file", "nosuch": "nosuch is missing"}.items())
+def test_a_cache_that_is_no_folder_is_not_listed(name, words, tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    said = command("data", "list", "--data-dir", name, cwd=tmp_path)
+    refused(said, f"{words}; name a folder of corpora with --data-dir")
+
+
+def test_a_cache_whose_name_is_not_utf8_is_told_before_anything_is_read(tiny, tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr("cramming_nb.corpus.source_parts", lambda *a: reads.append(a))
+    argv = ["data", "build", tiny.recipe, "--source", tiny.text, "--data-dir", "caf\udce9"]
+    refused(command(*argv, cwd=tmp_path), r"'caf\udce9' cannot be written in UTF-8; choose another name")
+    assert not reads and not list(tmp_path.iterdir())
 
 
 def test_keep_holds_for_a_corpus_that_is_there(tiny, tmp_path):
@@ -274,6 +302,52 @@ def test_an_export_through_a_link(where, a_copy):
     assert a_copy.command("export", "first").code == 0 and hidden(a_copy.home) == []
 
 
+def test_an_export_into_a_file(a_copy):
+    (a_copy.home / "notes.txt").write_text("mine")
+    refused(a_copy.command("export", "first", "--to", "notes.txt/a"), f"cram: {a_copy.home}/notes.txt/a: Not a directory")
+
+
+def test_a_record_that_is_damaged_is_written_anew(a_copy):
+    record = a_copy.folder / "record.json"
+    before = record.read_text()
+    for damage in (before[:500], before.replace('"budget": "20ktok"', '"budget": "3m"')):
+        record.write_text(damage)
+        said = a_copy.command("report", "first")
+        refused(said, "runs/first/record.json: ", "delete it and give `cram run` with the same options")
+    record.unlink()
+    assert a_copy.command("run", *a_copy.tiny.options(), "--name", "first").code == 0
+    assert record.read_text() == before
+
+
+def test_a_run_without_a_record_names_the_command_that_writes_it(a_copy):
+    (a_copy.folder / "record.json").unlink()
+    said = a_copy.command("export", "first")
+    refused(said, "runs/first is not finished", "`cram pretrain`, finishes it (with --finetune-seeds 0")
+    done = a_copy.command("run", *a_copy.tiny.options(), "--name", "first", "--finetune-seeds", "0")
+    assert done.code == 0 and a_copy.command("export", "first").out == "runs/first/export\n"
+
+
+HYPHENS = {  # words of the command -> begin of its output
+    ("first", "-x is a [MASK]"): "-x is a [MASK]\n",
+    ("first", "--set [MASK]", "--top", "1"): "--set [MASK]\n",
+    ("first", "--top", "1", "--", "--set=~/[MASK]"): "--set=~/[MASK]\n",
+    ("first", "a [MASK]", "--", "-h[MASK]"): "a [MASK]\n",
+    ("--demo", "--", "--[MASK]"): "--[MASK]\n",
+    ("first", "~/[MASK]"): "~/[MASK]\n",
+}
+
+
+@pytest.mark.parametrize("argv, begin", HYPHENS.items(), ids=map(" ".join, HYPHENS))
+def test_a_text_that_begins_with_a_hyphen(argv, begin, finished):
+    said = finished.command("predict", *argv)
+    assert said.code == 0 and said.out.startswith(begin), said
+
+
+def test_a_text_that_may_be_an_option_is_told(finished):
+    said = finished.command("predict", "first", "--a=[MASK]")
+    assert said.code == 2 and lines(said.err)[-1] == "cram: a text that begins with a hyphen goes after --"
+
+
 def test_a_folder_in_the_place_of_a_report(a_copy):
     (a_copy.folder / "report.html").unlink()
     (a_copy.folder / "report.html").mkdir()
@@ -296,6 +370,33 @@ def test_results_that_a_power_cut_emptied_are_made_again(table, a_copy):
 def test_checkpoints_that_are_gone(verb, a_copy):
     shutil.rmtree(a_copy.folder / "checkpoints")
     refused(a_copy.command(*verb.split()), "no good checkpoint", "copy those of a finished run back")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_labels_of_few_rows_each_are_refused(count, a_copy):
+    rows = [f"a garden of {i} rivers,c{i // count}\n" for i in range(60)]
+    (a_copy.home / "a.csv").write_text("text,label\n" + "".join(rows))
+    said = a_copy.command("finetune", "first", "a.csv")
+    refused(said, "a.csv: no label in column 'label' has 4 rows", "give 4 rows or more of each")
+
+
+def test_a_label_of_two_lines_is_shown_in_one(a_copy):
+    rows = [(f"a garden of {i} rivers", ("b", "one\ntwo")[i % 2]) for i in range(60)]
+    with open(a_copy.home / "a.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows, ("the only river", "rare\nlabel")])
+    assert a_copy.command("finetune", "first", "a.csv", "--epochs", "1").code == 0
+    report = (a_copy.folder / "a" / "report.md").read_text()
+    assert "has the class rare label" in report and "one two 30" in report and "\ntwo" not in report
+    words = [line.split("  ")[1] for line in a_copy.command("predict", "first/a", "the river").out.splitlines()[1:]]
+    assert {"one two", "b", "rare label"} == {*words}
+
+
+def test_a_column_of_dates_is_told(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = pyarrow.table({"text": ["a garden"] * 60, "label": [datetime.date(2020, 1, 1)] * 60})
+    pyarrow.parquet.write_table(rows, path)
+    with pytest.raises(UserError, match=r"There are text \(dates and times are not read; write them as text\)"):
+        read_labels(path, None)
 
 
 ALIKE = {  # name: (labels, what is said)
@@ -426,6 +527,13 @@ DAMAGED = {  # change of a run.json -> words of the line
     "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "run.json: recipe: 'extra' must hold fields"),
     "an unknown field": (lambda kept: kept["recipe"].update(extra={"a": 3}), "run.json: recipe: recipe field 'extra.a'"),
     "its outcome": (lambda kept: kept["pretraining"].pop("shares"), "pretraining: field 'shares' is missing or no dict"),
+    "no outcome": (lambda kept: kept.update(pretraining=None), "field 'pretraining' is missing or no dict"),
+    "what it spent": (lambda kept: kept["pretraining"].update(spent={}), "spent: field 'tokens' is missing or no int"),
+    "a checksum": (
+        lambda kept: kept["manifest"]["files"].update({"tokenizer.json": {}}),
+        "tokenizer.json: field 'sha256' is missing or no str",
+    ),
+    "its seed": (lambda kept: kept.update(seed=True), "run.json: field 'seed' is missing or no int"),
     "its plan": (lambda kept: kept.update(plan={"line": 3}), "plan: field 'line' is missing or no str"),
 }
 
@@ -441,6 +549,105 @@ def test_a_run_that_is_damaged_inside_is_refused(damage, words, a_copy):
     if words == "does not fit the recipe":
         for argv in ("glue first --no-baseline --protocol frozen", "export first"):
             refused(a_copy.command(*argv.split()), words)
+
+
+@pytest.mark.parametrize("name", ["run.json", "record.json"])
+def test_a_file_of_a_run_that_is_nested_too_deeply(name, a_copy):
+    (a_copy.folder / name).write_text("[" * 100_000)
+    refused(a_copy.command("glue" if name == "run.json" else "report", "first"), f"runs/first/{name}", "recursion")
+
+
+def test_a_corpus_that_was_changed_is_told_by_each_command(tiny, tmp_path):
+    argv = ["data", "build", tiny.recipe, "--source", tiny.text]
+    assert command(*argv, cwd=tmp_path, cache=tmp_path / "cache").code == 0
+    (folder,) = (tmp_path / "cache").glob("corpus-*")
+    rows = bytearray((folder / "train.npy").read_bytes())
+    rows[-1] ^= 1
+    (folder / "train.npy").write_bytes(rows)
+    for action in ("build", "inspect"):
+        argv[1] = action
+        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "train.npy is damaged; delete the folder")
+    for damage in ("[1]", '{"identity": 5}', "[" * 100_000):
+        (folder / "manifest.json").write_text(damage)
+        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "manifest.json is damaged; delete the folder")
+        assert folder.name in command("data", "list", cwd=tmp_path, cache=tmp_path / "cache").out
+
+
+def test_cleaning_takes_links_and_not_what_they_lead_to(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "train.npy").write_bytes(b"rows")
+    for number, target in enumerate(("large", "nosuch")):
+        (tmp_path / "cache" / f"corpus-0123456789abcde{number}").symlink_to(tmp_path / target)
+    said = command("data", "clean", "--yes", cwd=tmp_path, cache=tmp_path / "cache")
+    assert said.code == 0 and not list((tmp_path / "cache").iterdir()) and not (tmp_path / "nosuch").exists()
+    assert (tmp_path / "large" / "train.npy").read_bytes() == b"rows"
+
+
+def test_links_in_a_circle(a_copy):
+    (a_copy.home / "a").symlink_to("a")
+    refused(a_copy.command("export", "first", "--to", "a"), f"{a_copy.home}/a: Not a directory; move the file")
+    said = a_copy.command("data", "build", a_copy.tiny.recipe, "--source", a_copy.tiny.text, "--data-dir", "a")
+    refused(said, "Too many levels of symbolic links; move the file or folder that is in its place")
+
+
+@pytest.mark.parametrize("source", ["texts", "files:texts/*"])
+def test_a_pipe_among_files_is_refused(source, tiny, tmp_path):
+    (tmp_path / "texts").mkdir()
+    os.mkfifo(tmp_path / "texts" / "p.txt")
+    shutil.copy(tiny.text, tmp_path / "texts")
+    said = command("data", "build", tiny.recipe, "--source", source, cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, "texts/p.txt: a pipe among other files; name it alone, or move it")
+
+
+def test_an_open_file_is_read_where_it_is_open(tiny, tmp_path):
+    """Other processes read the parts of a text, and have other files open."""
+    with open(tiny.text) as file:
+        argv = ["data", "build", tiny.recipe, "--source", f"/dev/fd/{file.fileno()} + {tiny.text}"]
+        said = command(*argv, cwd=tmp_path, cache=tmp_path / "cache")
+    assert said.code == 0 and "| read | 482 |" in said.out
+
+
+COUNTS = {"[:0]": "[:0] reads nothing; give a number above 0", f"[:{10**30}]": "first is a number of documents, below 2**63"}
+
+
+@pytest.mark.parametrize("count, words", COUNTS.items())
+def test_a_number_of_documents_has_limits(count, words, tiny, tmp_path):
+    said = command("data", "build", tiny.recipe, "--source", f"files:{tiny.text}{count}", cwd=tmp_path)
+    refused(said, words)
+
+
+@pytest.mark.parametrize("field", ["corpus.dedup", "architecture.num_layers", "architecture.neighbor_mixing"])
+def test_a_field_without_bounds_has_them(field, tiny, tmp_path):
+    said = command("run", tiny.recipe, "--source", tiny.text, "--set", f"{field}=3000000000", cwd=tmp_path)
+    refused(said, f"{field} 3000000000: give a number at least", "at most")
+
+
+def test_a_budget_that_is_infinite_in_seconds():
+    with pytest.raises(UserError, match="budget '1e308d': give a positive number"):
+        Budget.parse("1e308d")
+
+
+def test_a_text_that_changes_while_it_is_read_is_told(tiny, tmp_path, monkeypatch):
+    """Else its corpus would be found again for the text as it was before."""
+    shutil.copy(tiny.text, tmp_path / "a.jsonl")
+
+    def grow(source):
+        with open(tmp_path / "a.jsonl", "a") as file:
+            file.write('{"text": "one garden more"}\n')
+        return []
+
+    monkeypatch.setattr("cramming_nb.corpus.source_notes", grow)
+    said = command("data", "build", tiny.recipe, "--source", "a.jsonl", cwd=tmp_path, cache=tmp_path / "cache")
+    refused(said, "files:a.jsonl: a file changed while the text was read; give the command again")
+    assert not list((tmp_path / "cache").glob("*-*"))
+
+
+def test_a_full_disk_is_told_with_the_file(disk, a_copy):
+    disk(2000)
+    said = a_copy.command("report", "first", "--to", "a.html")
+    disk(0)
+    refused(said, "cram: a.html: File too large; make room")
 
 
 def test_a_field_of_a_list_of_runs_is_text(tmp_path):

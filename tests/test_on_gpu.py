@@ -70,7 +70,7 @@ def arguments(*argv, compiled: str = "never"):
 def options(packed: Path, home: Path, *more) -> tuple:
     """The arguments of a rehearsal."""
     given = ("--from", packed / "1", packed / "2", "--work", home / "gpu", "--budget", "20step", "--steps", "2")
-    return ("run", home / "out", *given, "--variant-seconds", "0.1", "--processes", "1", "--small-budget", "20step", *more)
+    return ("run", home / "out", *given, "--variant-seconds", "0.1", "--processes", "1", *more)
 
 
 def read(path: Path) -> object:
@@ -78,9 +78,10 @@ def read(path: Path) -> object:
 
 
 def test_the_plan_names_every_stage(capsys):
-    on_gpu.plan()
+    on_gpu.plan(on_gpu.arguments(["plan"]))
     printed = capsys.readouterr().out
     assert all(f"{stage} " in printed for stage in on_gpu.STAGES) and " 88 s " in printed
+    assert 500 < on_gpu.seconds_of_a_run(4) < 520 and on_gpu.seconds_of_a_run(100) > 330 + 170
 
 
 def test_rows_arrive_as_they_left(packed, tmp_path, capsys):
@@ -110,7 +111,7 @@ def test_a_trip_that_is_too_large_is_told(packed, tmp_path, monkeypatch, capsys)
 
 def test_a_rehearsal_of_every_stage(packed, tmp_path):
     a = arguments(*options(packed, tmp_path))
-    for stage in ("profile", "variants", "small", "sprint", "best", "extra", "steps", "at_once"):
+    for stage in ("profile", "variants", "sprint", "best", "extra", "steps", "at_once"):
         on_gpu.write(on_gpu.result_file(a, stage), on_gpu.STAGES[stage](a))
     profile = read(tmp_path / "out" / "profile.json")
     assert set(profile) == set(on_gpu.ARMS) and all(arm["tokens_per_second"] > 0 for arm in profile.values())
@@ -118,61 +119,41 @@ def test_a_rehearsal_of_every_stage(packed, tmp_path):
     losses = {name: outcome["heldout_loss"] for name, outcome in tried.items()}
     losses.pop("small, replaced tokens")  # its generator's, which compares with no other
     assert chosen["variant"] == min(losses, key=losses.get)
-    for stage in ("small", "sprint", "best"):
+    for stage in ("sprint", "best"):
         record = RunRecord.read(tmp_path / "out" / f"{stage}.record.json")
         assert record.pretraining["spent"]["steps"] == 20
-        check_the_choice(read(tmp_path / "out" / f"{stage}.finetuning.json"), record)
+        tuned = read(tmp_path / "out" / f"{stage}.finetuning.json")
+        jobs = {(result["task"], result["seed"]) for result in tuned}
+        assert jobs == {(task, seed) for task in ("cola", "stsb", "rte") for seed in range(3)}
+        assert [r["scores"] for r in record.results] == [r["scores"] for r in tuned]
     assert set(read(tmp_path / "out" / "extra.json")) == {"run", "blimp", "frozen"}
     assert all((tmp_path / "out" / f"{stage}.png").stat().st_size > 5000 for stage in ("profile", "variants", "sprint"))
 
 
-def check_the_choice(results: list[dict], record: RunRecord):
-    """Every way was tried on held-back rows; each development set was read in the way that was chosen."""
-    tried = [r for r in results if r["rows"] == "held back"]
-    final = [r for r in results if r["rows"] == "all"]
-    rates = {r["rate"] for r in tried}
-    ways = {r["pairs"] for r in tried}
-    readings = 2 * (len(ways) - 1) if ways != {"apart"} else 0  # two tasks of pairs, at one rate
-    assert len(tried) == 2 * len(rates) + readings + (readings > 0)  # the other one's usual reading
-    assert {r["task"] for r in record.results} == {r["task"] for r in final} == {"cola", "stsb", "rte"}
-    assert len({(r["pairs"], r["rate"]) for r in final}) == 1 and len(record.results) == len(final)
-    means = {rate: mean_at(tried, rate) for rate in rates}
-    assert means[final[0]["rate"]] == max(means.values())
-
-
-def mean_at(tried: list[dict], rate: float) -> float:
-    """The mean score of the deciding tasks at a rate, in the usual reading."""
-    found = [r for r in tried if r["rate"] == rate and r["pairs"] == "apart" and r["task"] in on_gpu.DECIDING]
-    return float(np.mean([s for r in found for s in r["scores"].values()]))
-
-
 def test_fine_tunings_that_are_done_are_not_done_again(packed, tmp_path, monkeypatch):
     a = arguments(*options(packed, tmp_path))
-    done = [dict(task="cola", pairs="apart", rate=1e-4, rows="all", seed=0, scores={"cola": 0.5})]
+    done = [dict(task="cola", seed=0, scores={"cola": 0.5})]
     on_gpu.write(a.work / "results" / "sprint.finetuning.json", done)
     monkeypatch.setattr(on_gpu, "make_ready", lambda *_: None)
-    tuning = on_gpu.Tuning(a, "sprint", None, on_gpu.tasks_from(a), on_gpu.Choice())
-    assert tuning.do([("cola", "apart", 1e-4, False, 0)]) == done
+    tuning = on_gpu.Tuning(a, "sprint", None, on_gpu.tasks_from(a))
+    tuning.do([("cola", 0)])
+    assert tuning.done == done
 
 
-def test_a_large_task_is_no_part_of_the_choice(packed, tmp_path, monkeypatch):
+def test_the_first_seed_of_all_tasks_comes_first(packed, tmp_path, monkeypatch):
     a = arguments(*options(packed, tmp_path))
     tasks = on_gpu.tasks_from(a)
-    scores = {1e-4: 0.1, 3e-4: 0.2}
+    tasks["cola"].train[:] = tasks["cola"].train[:1]
+    monkeypatch.setattr(on_gpu, "LARGE", 2)  # only CoLA is small
 
     def made_up(jobs: list[tuple]):
-        for task, pairs, rate, back, seed in jobs:
-            rows = "held back" if back else "all"
-            score = scores[rate] + (pairs == "both") / 2
-            yield dict(task=task, pairs=pairs, rate=rate, rows=rows, seed=seed, scores={task: score})
+        for task, seed in jobs:
+            yield dict(task=task, seed=seed, scores={task: 0.0})
 
-    run = SimpleNamespace(recipe=on_gpu.recipe_of(a, {}))
-    tuning = on_gpu.Tuning(a, "sprint", run, tasks, on_gpu.Choice(seeds=(0, 1)))
-    monkeypatch.setattr(tuning, "small", [name for name in tasks if name != "cola"])
+    tuning = on_gpu.Tuning(a, "sprint", None, tasks)
     monkeypatch.setattr(tuning, "results", made_up)
-    ways = {(r["task"], r["pairs"], r["rate"], r["seed"]) for r in tuning.all()}
-    chosen = {(task, "both", 3e-4, seed) for task in ("stsb", "rte") for seed in (0, 1)}
-    assert ways == chosen | {("cola", "apart", 1e-4, 0)}
+    jobs = [(result["task"], result["seed"]) for result in tuning.all()]
+    assert set(jobs[:3]) == {("cola", 0), ("stsb", 0), ("rte", 0)} and set(jobs[3:]) == {("cola", 1), ("cola", 2)}
 
 
 def test_an_arm_that_fails_is_named_and_the_next_one_comes(packed, tmp_path, monkeypatch):

@@ -219,6 +219,13 @@ def test_a_cell_with_a_caption_shows_one_thing():
                 assert len(cell["outputs"]) == 1, f"{chapter.name}: {cell['source'][0]}"
 
 
+def test_no_output_holds_a_progress_bar():
+    for page in (ROOT / "nbs").rglob("*.ipynb"):
+        for cell in json.loads(page.read_text())["cells"]:
+            errors = [output for output in cell.get("outputs", []) if output.get("name") == "stderr"]
+            assert not errors, f"{page.name}: {cell['source'][0]}"
+
+
 def test_no_trace_of_a_machine():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:

@@ -228,12 +228,16 @@ def undone(card: Card) -> str:
 
 
 def overview(chapter: str) -> str:
-    """The cards of a chapter as a table, with a link to each."""
+    """The cards of a chapter as a table, with a link to each; without the column of nats where none is known."""
+    cards = [card for card in CARDS.values() if card.chapter == chapter]
+    known = any(map(undone, cards))
     rows = ["| decision | undone, nats | our verdicts |", "| --- | --: | --- |"]
-    for card in CARDS.values():
-        if card.chapter == chapter:
-            symbols = " ".join(symbol(claim) for claim in card.claims)
-            rows.append(f"| [{card.decision}](#card-{card.id}) | {undone(card)} | {symbols} |")
+    if not known:
+        rows = ["| decision | our verdicts |", "| --- | --- |"]
+    for card in cards:
+        nats = f"| {undone(card)} " if known else ""
+        symbols = " ".join(symbol(claim) for claim in card.claims)
+        rows.append(f"| [{card.decision}](#card-{card.id}) {nats}| {symbols} |")
     return "\n".join([f"::: {{#cards-{chapter} .decisions}}", *rows, ":::"])
 
 

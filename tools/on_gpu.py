@@ -12,7 +12,6 @@ a JSON file and a plot of each stage. What a stage has finished is not done agai
 The stages:
 profile    20 steps of some arms: seconds to compile, tokens a second, memory, and the time of each kernel
 sprint     the budget on the recipe `sprint`, then GLUE
-small      a model that scored low for its loss, half as long; then GLUE's small tasks, at more learning rates
 variants   some changes of it, half a minute each; the lowest held-out loss is chosen
 best       the budget on what was chosen, then GLUE
 extra      the newest model without fine-tuning: BLiMP, and its vectors as features
@@ -21,9 +20,9 @@ at_once    what a compiler that sees the whole model takes
 tests      the tests marked gpu
 bench      our training step and the baselines
 
-A pretraining of `sprint`, `small` or `best` begins with a cold compiler, as a first `cram run` does. The learning rate of
-fine-tuning and how sentence pairs are read are chosen on held-back training rows of the small tasks. Then these are
-fine-tuned on all rows, and their development sets are read once. Large tasks are fine-tuned as the recipe says.
+A pretraining of `sprint` or `best` begins with a cold compiler, as a first `cram run` does. Fine-tuning follows the recipe,
+three times on each small task. Other learning rates and readings of pairs were tried on held-back training rows
+(records/gpu/mended.json), and no difference was clear.
 
 It needs torch, numpy, safetensors, tokenizers, tqdm, pyyaml, joblib, matplotlib, pyarrow, scikit-learn and scipy. It
 does without an installed package, datasets, tyro and nvidia-ml-py; without the last there is no energy in the records.
@@ -45,7 +44,6 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -84,11 +82,7 @@ VARIANTS = {  # changes of `sprint`, and the arm whose speed they have
     "small, muon, 40 % masks": (SMALL | MUON | {"objective.mlm_probability": 0.4}, "small, muon"),
     "small, replaced tokens": (SMALL | REPLACED, "small, replaced tokens"),  # its loss is its generator's
 }
-RATES = (1e-4, 3e-4)  # of fine-tuning, to choose from
-MORE_RATES = (1e-4, 3e-4, 1e-3)
-DECIDING = ("cola", "stsb")  # tasks on which a rate is chosen
-READINGS = ("apart", "joint", "both")  # of sentence pairs, to choose from
-LARGE = 20_000  # training rows; a larger task is no part of the choice
+LARGE = 20_000  # training rows; a larger task is fine-tuned once
 GROUPS = {  # kernels, by what their names contain
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("sdpa", "flash", "fmha", "dot_do_o", "convert_dq"),
@@ -114,7 +108,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--work", type=Path, default=Path(tempfile.gettempdir(), "on_gpu"), help="folder for rows, checkpoints, results"
     )
     parser.add_argument("--budget", default="330s", help="of the stages sprint and best")
-    parser.add_argument("--small-budget", default="150s", help="of the stage small")
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS), help="of the stage profile")
     parser.add_argument("--variant", default="", help="of the stage best; empty: what the stage variants chose")
     parser.add_argument("--variant-seconds", type=float, default=20.0, help="of steps, for each variant")
@@ -404,13 +397,7 @@ def plot_curves(outcomes: dict, path: Path):
 
 def sprint(a: argparse.Namespace) -> dict:
     """Pretrain and fine-tune the recipe `sprint`."""
-    return pretrain_and_tune(a, "sprint", {}, Choice(seeds=(0, 1)))
-
-
-def small(a: argparse.Namespace) -> dict:
-    """Pretrain once more the model that scored low for its loss; fine-tune it at more rates."""
-    changes = VARIANTS["small, muon, 40 % masks"][0]
-    return pretrain_and_tune(a, "small", changes, Choice(MORE_RATES, READINGS[:1], large=False), a.small_budget)
+    return pretrain_and_tune(a, "sprint", {})
 
 
 def best(a: argparse.Namespace) -> dict:
@@ -423,95 +410,53 @@ def best(a: argparse.Namespace) -> dict:
     return dict(variant=variant) | pretrain_and_tune(a, "best", VARIANTS[variant][0])
 
 
-@dataclass
-class Choice:
-    """What is chosen from on held-back rows, and what is done then."""
-
-    rates: tuple[float, ...] = RATES
-    readings: tuple[str, ...] = READINGS
-    seeds: tuple[int, ...] = (0,)  # of the small tasks, on all rows
-    large: bool = True  # whether the large tasks are fine-tuned, too
-
-
-def pretrain_and_tune(
-    a: argparse.Namespace, stage: str, changes: dict, choice: Choice | None = None, budget: str = ""
-) -> dict:
+def pretrain_and_tune(a: argparse.Namespace, stage: str, changes: dict) -> dict:
     """Spend the budget with a cold compiler, fine-tune on every task, and leave the run's record."""
     from cramming_nb.app.run import Run, finish, locked, pretrain_run
 
     cold = a.work / f"cold-{stage}"
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(cold), "TRITON_CACHE_DIR": str(cold / "triton")}
     corpus, tasks, folder = corpus_from(a), tasks_from(a), a.work / "runs" / stage
-    run = Run(recipe_of(a, changes), "files:text", budget or a.budget, 0, folder, data_dir=a.work / "data", progress=False)
+    run = Run(recipe_of(a, changes), "files:text", a.budget, 0, folder, data_dir=a.work / "data", progress=False)
     with locked(run, corpus):
         pretraining = pretrain_run(run, corpus)
         print(f"{stage}: held-out loss {pretraining['heldout_loss']:.3f}", flush=True)
         write(a.folder / f"{stage}.pretraining.json", pretraining)
         plot_curves({stage: pretraining}, a.folder / f"{stage}.png")
-        tuned = Tuning(a, stage, run, tasks, choice or Choice()).all()
+        tuned = Tuning(a, stage, run, tasks).all()
         record = finish(run, tuned)
     shutil.copy(folder / "record.json", a.folder / f"{stage}.record.json")
     return dict(heldout_loss=pretraining["heldout_loss"], key=record.key)
 
 
 class Tuning:
-    """Fine-tunes a model on every task, several at a time; chooses on held-back rows how, first."""
+    """Fine-tunes a model on every task, several at a time."""
 
-    def __init__(self, a: argparse.Namespace, stage: str, run, tasks: dict, choice: Choice):
-        self.a, self.run, self.tasks, self.choice = a, run, tasks, choice
-        self.small = [name for name, data in tasks.items() if len(data.train) < LARGE]
+    def __init__(self, a: argparse.Namespace, stage: str, run, tasks: dict):
+        self.a, self.run, self.tasks = a, run, tasks
         self.path = a.folder / f"{stage}.finetuning.json"
         kept = a.work / "results" / self.path.name  # of a call that was stopped
         self.kept, self.done = kept, json.loads(kept.read_text()) if kept.exists() else []
 
     def all(self) -> list[dict]:
-        """The results on all rows; those on held-back rows are written down."""
-        if not self.tasks:
-            return []
-        protocol, seeds = self.run.recipe.protocol, self.choice.seeds
-        back = self.jobs_of_choice()
-        large = [(name, protocol.pairs, protocol.lr, False, 0) for name in self.tasks if name not in self.small]
-        tried = self.do(back + (large if self.choice.large else []))
-        rate, way = self.chosen(tried, "rate"), self.chosen(tried, "pairs")
-        print(f"chosen on held-back rows: rate {rate:g}, pairs {way}", flush=True)
-        last = self.do([(name, way, rate, False, seed) for name in self.small for seed in seeds])
-        return [result for result in tried if result["rows"] == "all"] + last
+        """The results of every task, of the first seed first."""
+        first = [(name, 0) for name in self.tasks]
+        small = [name for name, data in self.tasks.items() if len(data.train) < LARGE]
+        self.do(first)
+        self.do([(name, seed) for seed in (1, 2) for name in small])
+        return self.done
 
-    def jobs_of_choice(self) -> list[tuple]:
-        """Fine-tunings on held-back rows: rates on the deciding tasks, readings on the tasks with pairs."""
-        protocol, choice = self.run.recipe.protocol, self.choice
-        deciding = [name for name in DECIDING if name in self.small]
-        pairs = [name for name in self.small if self.tasks[name].task.pair]
-        rates = [(name, protocol.pairs, rate, True, 0) for name in deciding for rate in choice.rates]
-        readings = [(name, way, protocol.lr, True, 0) for name in pairs for way in choice.readings]
-        if len(choice.readings) == 1:
-            return rates
-        return list(dict.fromkeys(rates + readings))
-
-    def chosen(self, tried: list[dict], by: str) -> object:
-        """The rate or the reading with the best mean over tasks of the scores on held-back rows."""
-        protocol = self.run.recipe.protocol
-        usual = dict(rate=protocol.lr, pairs=protocol.pairs)
-        other, tasks = ("pairs", DECIDING) if by == "rate" else ("rate", self.small)
-        scores = defaultdict(list)
-        for result in tried:
-            counts = result["task"] in tasks and (by == "rate" or self.tasks[result["task"]].task.pair)
-            if result["rows"] == "held back" and result[other] == usual[other] and counts:
-                scores[result[by]].append(mean(result["scores"].values()))
-        return max(scores, key=lambda choice: mean(scores[choice]), default=usual[by])
-
-    def do(self, jobs: list[tuple]) -> list[dict]:
-        """The results of some fine-tunings, the largest tasks first."""
-        before = {job_of(result) for result in self.done}
+    def do(self, jobs: list[tuple[str, int]]):
+        """Do what is not done of some fine-tunings, the largest tasks first."""
+        before = {(result["task"], result["seed"]) for result in self.done}
         todo = sorted(set(jobs) - before, key=lambda job: -len(self.tasks[job[0]].train))
         for result in self.results(todo):
             self.done.append(result)
             write(self.kept, self.done)
             write(self.path, self.done)
-            print({key: result[key] for key in ("task", "pairs", "rate", "rows", "seed", "scores")}, flush=True)
-        return [result for result in self.done if job_of(result) in jobs]
+            print({key: result[key] for key in ("task", "seed", "scores")}, flush=True)
 
-    def results(self, jobs: list[tuple]):
+    def results(self, jobs: list[tuple[str, int]]):
         """Each result as it comes, from some processes, or from this one if it should be one."""
         if self.a.processes == 1:
             make_ready(self.run, self.tasks)
@@ -521,11 +466,6 @@ class Tuning:
         with ProcessPoolExecutor(self.a.processes, context, start_tuner, started) as pool:
             for future in as_completed([pool.submit(tune, job) for job in jobs]):
                 yield future.result()
-
-
-def job_of(result: dict) -> tuple[str, str, float, bool, int]:
-    """What `tune` was asked for when it gave a result."""
-    return result["task"], result["pairs"], result["rate"], result["rows"] == "held back", result["seed"]
 
 
 TUNER = {}  # what a process that fine-tunes keeps
@@ -550,21 +490,17 @@ def make_ready(run, tasks: dict):
     TUNER.update(run=run, tasks=tasks, hardware=hardware_of(run), weights=encoder_weights(run.folder / "checkpoints"))
 
 
-def tune(job: tuple[str, str, float, bool, int]) -> dict:
-    """Fine-tune once on a task; pairs are read in a way, with a rate, perhaps on held-back rows."""
-    from tokenizers import Tokenizer
+def tune(job: tuple[str, int]) -> dict:
+    """Fine-tune on a task with a seed."""
+    from cramming_nb.app.run import tokenizer_of
+    from cramming_nb.glue import finetune_task, for_task
 
-    from cramming_nb.glue import finetune_task, for_task, hold_back
-
-    name, pairs, rate, back, seed = job
+    name, seed = job
     run, tasks = TUNER["run"], TUNER["tasks"]
-    data = hold_back(tasks[name]) if back else tasks[name]
-    protocol = for_task(replace(run.recipe.protocol, pairs=pairs, lr=rate), name, tasks)
-    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
-    model = run.recipe.architecture, TUNER["weights"], tokenizer
-    found = finetune_task(*model, data, protocol, seed, TUNER["hardware"])
-    how = dict(pairs=pairs, rate=rate, rows="held back" if back else "all")
-    return dict(task=name, init="pretrained", seed=seed, data=data.digest) | how | found
+    protocol = for_task(run.recipe.protocol, name, tasks)
+    model = run.recipe.architecture, TUNER["weights"], tokenizer_of(run)
+    found = finetune_task(*model, tasks[name], protocol, seed, TUNER["hardware"])
+    return dict(task=name, init="pretrained", seed=seed, data=tasks[name].digest) | found
 
 
 def extra(a: argparse.Namespace) -> dict:
@@ -645,21 +581,30 @@ def bench(a: argparse.Namespace) -> dict:
     return result
 
 
-STAGES = dict(profile=profile, sprint=sprint, small=small, variants=variants, best=best, extra=extra, steps=steps, at_once=at_once,
+STAGES = dict(profile=profile, sprint=sprint, variants=variants, best=best, extra=extra, steps=steps, at_once=at_once,
               tests=tests, bench=bench)  # fmt: skip
 
 
 # The run of stages
 
 
-def plan() -> int:
-    """Print the stages, with the seconds that they took on an H200, where that is known."""
-    took = json.loads((ROOT / "records" / "gpu" / "quarter.json").read_text())["seconds"]
+def plan(a: argparse.Namespace) -> int:
+    """Print the stages, with the seconds that they took on an H200, or would take by what was measured there."""
+    known = json.loads((ROOT / "records" / "gpu" / "quarter.json").read_text())["seconds"]
+    seconds = {stage: f"{known[stage]:4} s" if stage in known else "  not timed yet" for stage in STAGES}
+    seconds["sprint"] = seconds["best"] = f"{seconds_of_a_run(a.processes):4.0f} s, estimated"
     for stage, work in STAGES.items():
-        seconds = f"{took[stage]:4} s" if stage in took else "  not timed yet"
-        print(f"{stage:10} {seconds:16} {work.__doc__.splitlines()[0]}")
+        print(f"{stage:10} {seconds[stage]:18} {work.__doc__.splitlines()[0]}")
     print("A machine takes a minute or two to start, and each trip some seconds.")
     return 0
+
+
+def seconds_of_a_run(processes: int) -> float:
+    """Seconds of a pretraining of 330 s and its fine-tunings, three of each small task, some processes at a time."""
+    run = json.loads((ROOT / "records" / "gpu" / "mended.json").read_text())["sprint"]
+    usual = {row["task"]: row["seconds"] for row in run["finetuning"] if (row["pairs"], row["rate"]) == ("apart", 1e-4)}
+    jobs = [usual["sst2"]] + [seconds for task, seconds in usual.items() if task != "sst2"] * 3
+    return run["pretraining"]["spent"]["seconds"] + max(usual["sst2"], sum(jobs) / processes)
 
 
 def result_file(a: argparse.Namespace, stage: str) -> Path:
@@ -737,7 +682,7 @@ def main() -> int:
         write(result_file(a, a.stage), STAGES[a.stage](a))
         return 0
     if a.action == "plan":
-        return plan()
+        return plan(a)
     if missing := [name for name in NEEDED if not find_spec(name)]:
         print(f"missing packages: {', '.join(missing)}", file=sys.stderr)
         return 2

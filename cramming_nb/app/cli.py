@@ -220,6 +220,9 @@ def inspect_corpus(corpus: "Corpus"):
 def clean_cache(data_dir: Path | None, delete: bool, ask: bool):
     "Print what the cache holds; with `delete`, delete it, after a question if `ask`."
     root = Path(data_dir or chapters.sources.cache_dir()).expanduser()
+    if not root.is_dir() and (data_dir or root.exists()):
+        raise UserError(f"{root} is {'a file' if root.exists() else 'missing'}; name a folder of "
+                        "corpora with --data-dir")
     entries = chapters.build.cache_entries(root)
     for entry in entries:
         print(f"{entry['bytes'] / 1e6:10,.1f} MB  {entry['path'].name:36}{entry['source']}")
@@ -264,6 +267,7 @@ def data_command(
     tasks = chapters.glue.load_glue(glue_dir) if glue_dir else {}
     corpus = chapters.corpus.get_corpus(
         source, config, data_dir, engine=engine, avoid=chapters.run.dev_sentences(tasks), keep=keep)
+    corpus.verify()
     count, length = corpus.rows.shape
     print(corpus._repr_markdown_())
     print(f"{count:,} rows of {length} tokens, {len(corpus.heldout):,} held out; "
@@ -296,8 +300,9 @@ def record_of(run: Path) -> "RunRecord":
         return chapters.records.RunRecord.read(run)
     path = run_folder(run) / "record.json"
     if not path.exists():
-        raise UserError(f"{path.parent} is not finished; `cram run` with the same options "
-                        "finishes it")
+        raise UserError(f"{path.parent} is not finished; `cram run` with the same options, also "
+                        "those of `cram pretrain`, finishes it (with --finetune-seeds 0 at once, "
+                        "without scores)")
     return chapters.records.RunRecord.read(path)
 
 # %% ../../nbs/app/cli.ipynb #4415adae
@@ -453,6 +458,14 @@ def export_command(
         print(export.push(folder, push_to, private))
 
 # %% ../../nbs/app/cli.ipynb #598c5efe
+MARK = "\0"  # before an argument that is a text, though it may look like an option
+
+def marked(argv: list[str]) -> list[str]:
+    "The arguments of `cram predict`, with a mark before what follows `--` or can be no option."
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [MARK + word if re.match(r"-[^=]*[\s\[]", word) else word for word in argv[:end]]
+    return words + [MARK + word for word in argv[end + 1:]]
+
 def given_texts(texts: tuple[str, ...]) -> list[str]:
     "The texts of the command, or else the lines of standard input; there is at least one."
     try:
@@ -507,7 +520,7 @@ def print_labels(folder: Path, texts: list[str], top: int):
         if [name for name, _ in labels] == ["value"]:
             print(f"  {labels[0][1]:.4g}")
         else:
-            print_bars(labels[:top])
+            print_bars([(" ".join(name.split()), share) for name, share in labels[:top]])
 
 def predict_command(
         run: shown(str, "[RUN]", "required, but for --demo") = "",
@@ -519,10 +532,12 @@ def predict_command(
     Args:
         run: Name of a run, which is its folder under runs/, or the path of its folder.
         texts: Texts with one or more [MASK], such as "The [MASK] is late."; for a classifier,
-            texts without. A classifier of pairs takes them two by two.
+            texts without. A classifier of pairs takes them two by two. After `--`, a text may
+            begin with a hyphen.
         top: Predictions to print for each [MASK], and labels for each text.
         demo: Use the small model that comes with the package, and no run.
     """
+    run, *texts = (word.removeprefix(MARK) for word in (run, *texts))
     if not demo and not run:
         raise UserError("no RUN is named, nor --demo; see cram predict --help")
     if demo and run:  # the first of the texts, then
@@ -761,6 +776,7 @@ def perform(argv: list[str]):
     if argv == ["--version"]:
         print(version("cramming_nb"))
         return
+    argv = marked(argv) if argv[0] == "predict" else argv
     argv = joined([with_home(word) for word in argv])
     try:
         CRAM.cli(prog="cram", args=argv, description=DESCRIPTION)
@@ -769,6 +785,8 @@ def perform(argv: list[str]):
             print("The fields of a recipe, for --set, with the defaults of the paper's final "
                   "recipe:\n")
             explain_fields(chapters.recipes.load_recipe("crammed-v2"))
+        if stop.code and argv[0] == "predict":
+            print("cram: a text that begins with a hyphen goes after --", file=sys.stderr)
         raise
 
 # %% ../../nbs/app/cli.ipynb #23389d34
@@ -798,12 +816,12 @@ def explained(error: OSError) -> str:
                        if part)
     if error.errno in NO_ROOM:
         reason += "; make room, or choose a folder you may write to"
-    elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
         reason += "; move the file or folder that is in its place, or name another"
     elif error.errno == errno.ENOENT:
         reason += "; check the name, and make the folder that it is in"
     elif error.errno == errno.ENAMETOOLONG:
-        reason += "; choose a shorter one with --name"
+        reason += "; choose a shorter name"
     return reason
 
 def ending(error: BaseException, command: str) -> tuple[int, str]:

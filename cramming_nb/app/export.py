@@ -7,7 +7,7 @@ __all__ = ['DEMO', 'to_bert', 'from_bert', 'load_checkpointed', 'export_model', 
            'write_onnx', 'write_classifier', 'is_classifier', 'classify', 'check_hub_name', 'dry_run', 'push']
 
 # %% ../../nbs/app/export.ipynb #a731d2f8
-import json, logging, re, shutil, warnings
+import json, logging, os, re, shutil, warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.resources import files
@@ -266,7 +266,7 @@ def export_model(
         weights = encoder
     parameters = sum(weight.numel() for weight in weights.values())
     card = model_card(record, parameters, is_bert(arch))
-    target = folder.resolve()  # it may be a link
+    target = Path(os.path.realpath(folder))  # it may be a link
     with atomic_write(target) as part:
         part.mkdir(parents=True)
         write_model(weights, tokenizer, arch, card, part, not record.finds_replaced)
@@ -278,7 +278,7 @@ def exported_config(folder: Path) -> dict:
     "The fields of an exported folder's config.json; none where it cannot be read."
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -463,7 +463,7 @@ def load_classifier(folder: Path) -> tuple[SequenceClassifier, Tokenizer, dict]:
     config = exported_config(folder)
     def build(arch: Architecture) -> SequenceClassifier:
         names = config["id2label"]
-        config["names"] = [names[str(number)] for number in range(len(names))]
+        config["names"] = [str(names[str(number)]) for number in range(len(names))]
         if missing := {"learned_length", "problem_type"} - set(config):
             raise UserError(f"its config.json has no {min(missing)}")
         return SequenceClassifier(Encoder(arch), len(names))

@@ -67,9 +67,12 @@ def choose_columns(
         path: Path,                # of the table, for messages
         ) -> tuple[tuple[str, ...], str]:
     "The columns of texts, one or two, and the column of labels."
+    known = ", ".join(columns) or "none"
+    if path.suffix == ".parquet":
+        known += " (dates and times are not read; write them as text)"
     for name in (*texts, *filter(None, [label])):
         if name not in columns:
-            raise UserError(f"{path}: no column {name!r}; there are {', '.join(columns)}")
+            raise UserError(f"{path}: no column {name!r}; there are {known}")
     names = {name.lower(): name for name in columns}
     label = label or names.get("label", "")
     if not texts and "text" in names and names["text"] != label:
@@ -78,9 +81,8 @@ def choose_columns(
         texts = texts or tuple(name for name in columns if name != label)
         label = label or next(name for name in columns if name not in texts)
     if not label or len({label, *texts}) != 1 + len(texts) or len(texts) not in (1, 2):
-        raise UserError(f"{path}: which columns are the text and the label? There are "
-                        f"{', '.join(columns) or 'none'}; name them with --text COLUMN (two for "
-                        "pairs) and --label COLUMN")
+        raise UserError(f"{path}: which columns are the text and the label? There are {known}; "
+                        "name them with --text COLUMN (two for pairs) and --label COLUMN")
     return texts, label
 
 # %% ../../nbs/app/labels.ipynb #bd7136bb
@@ -427,7 +429,8 @@ def notes_for(labels: LabelTable, rows: list[tuple], tuner: FineTuner, result: d
         found.append(f"{cut:,} rows have more tokens than the {tuner.max_length} that the model "
                      "reads; the rest of their texts is cut off")
     present = {row[2] for row in rows}
-    unscored = [name for number, name in enumerate(labels.classes) if number not in present]
+    unscored = [" ".join(name.split()) for number, name in enumerate(labels.classes)
+                if number not in present]
     if unscored:
         found.append(f"no held-back row has the class {shortened(unscored)}, so no score says how "
                      "well it is known")
@@ -444,6 +447,12 @@ KEPT = dict(  # what the file of finished work holds
     results=[dict(init=str, scores=dict, intervals=dict)], mistakes=list, notes=list, pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
+
+def check_counts(labels: LabelTable):
+    "Refuse classes of so few rows that none can be held back, and none of the rest once more."
+    if labels.classes and max(Counter(row[2] for row in labels.data.train).values()) < 4:
+        raise UserError(f"{labels.path}: no label in column {labels.label!r} has 4 rows, to learn "
+                        "from, to choose settings by and to score; give 4 rows or more of each")
 
 def folder_for(run: Run, name: str) -> Path:
     "The folder of a classifier inside the run's; a name that the run needs itself is an error."
@@ -466,6 +475,7 @@ def train_classifier(
         ) -> ClassifierResult:
     "Fine-tune a run's model on a table, score it, and export it; finished work is found again."
     check_pretrained(run)
+    check_counts(labels)
     folder = folder_for(run, name or labels.path.name.partition(".")[0])
     results = folder / "results.json"
     data = hold_back(labels.data, HELD_BACK, seed)

@@ -24,7 +24,7 @@ def sentences(text: str, shortest: int = 5, longest: int = 40) -> list[str]:
 
 # %% ../../nbs/app/probes.ipynb #369c19c4
 class Sampler:
-    "Draws sentences from documents, and from their neighbourhood."
+    "Draws sentences from documents, and from their neighborhood."
     def __init__(self, docs: list[dict], classes: list[str], rng: np.random.Generator):
         self.rng = rng
         self.texts = [sentences(doc["text"]) for doc in docs]

@@ -62,11 +62,14 @@ class RunRecord:
     @classmethod
     def read(cls, path: Path) -> "RunRecord":
         "Read a record from its file, and validate it."
+        advice = ("put a good copy in its place, or, in the folder of a run, delete it and give "
+                  "`cram run` with the same options, which writes it anew")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise UserError(f"{path}: not a record ({error})") from None
-        return read_record(data, path)
+            return read_record(json.loads(Path(path).read_text(encoding="utf-8")), path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not a record ({error}); {advice}") from None
+        except UserError as error:
+            raise UserError(f"{error}; {advice}") from None
 
     def to_json(self) -> str:
         "The record as JSON, for its file."
@@ -138,7 +141,8 @@ def require(where: str, fields: object, kinds: dict):
     for name, kind in kinds.items():
         types = type(kind) if isinstance(kind, (dict, list)) else kind
         known = isinstance(fields, dict) and name in fields
-        if not known or not isinstance(fields[name], types):
+        is_bool = known and isinstance(fields[name], bool)  # which is an int, too
+        if not known or not isinstance(fields[name], types) or is_bool and types is not bool:
             kind_name = "number" if isinstance(types, tuple) else types.__name__
             raise UserError(f"{where}: field {name!r} is missing or no {kind_name}")
         if isinstance(kind, dict):
@@ -152,9 +156,12 @@ NUMBER = (int, float)
 FIELDS = RunRecord.__annotations__ | dict(  # of a record, and what its parts need at least
     recipe=RECIPE,
     corpus=dict(identity=dict, files=dict, stages=list, overlap=dict),
+    environment=dict(processor=str),
     provenance=dict(rules=str),
     pretraining=dict(
-        curve=list, heldout_loss=NUMBER, unigram_entropy=NUMBER, spent=dict, shares=dict,
+        curve=[dict(fraction=NUMBER, tokens=int, seconds=NUMBER, heldout_loss=NUMBER)],
+        heldout_loss=NUMBER, unigram_entropy=NUMBER, spent=dict(tokens=int, seconds=NUMBER),
+        shares=dict,
         tokens_per_second=NUMBER, mfu=(*NUMBER, NoneType), matrix_rates=list, stopped=str,
         skipped_steps=int, devices=int, micro_batch_size=int, peak_memory=(*NUMBER, NoneType),
         peak_memory_total=(*NUMBER, NoneType), joules=(*NUMBER, NoneType)),

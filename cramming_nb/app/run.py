@@ -93,7 +93,7 @@ KEPT = dict(  # what run.json holds, and of which type
     budget=str,      # as given
     seed=int,
     corpus=str,      # name of the corpus's folder in the cache
-    manifest=dict(files=dict.fromkeys(("train", *TAKEN), dict)),  # of the corpus, with checksums
+    manifest=dict(files=dict.fromkeys(("train", *TAKEN), dict(sha256=str))),  # of the corpus, with checksums
     samples=list,    # held-out sentences, each with a word masked
     plan=(dict, NoneType),         # what the plan says that chose the recipe
     pretraining=(dict, NoneType),  # its outcome
@@ -106,7 +106,7 @@ def read_run(folder: Path) -> dict:
     advice = f"put it back, or delete {folder} and run again"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); {advice}") from None
     if isinstance(values, dict) and values.get("schema") != SCHEMA:
         raise UserError(f"{path} is of another version of cramming_nb; choose another --name")
@@ -115,7 +115,8 @@ def read_run(folder: Path) -> dict:
         plan = dict(line=str, notes=list, predicted=NUMBER, error=NUMBER, recipe=RECIPE)
         within = dict(plan=plan, pretraining=FIELDS["pretraining"])
         for part, kinds in within.items():
-            if values[part] is not None:
+            is_due = part == "pretraining" and values["state"] == "pretrained"
+            if values[part] is not None or is_due:
                 require(path, values, {part: kinds})
     except UserError as error:
         raise UserError(f"{error}; {advice}") from None

@@ -137,7 +137,7 @@ class Store:
             tqdm.write(line)
 
     def blocks(self, most: int = 1000) -> list[tuple[Path, int, int]]:
-        "Neighbouring blocks of text, in at most some thousand groups: table, first, last block."
+        "Neighboring blocks of text, in at most some thousand groups: table, first, last block."
         counts = {path: len(read_arrow(path)["text"].chunks) for path in self.paths("text")}
         size = 1 + sum(counts.values()) // most
         return [(path, first, min(first + size, count)) for path, count in counts.items()
@@ -254,6 +254,9 @@ def check_estimate(found: dict, folder: Path, source_bytes: int) -> str:
     return line
 
 # %% ../../nbs/engine/build.ipynb #leftpart
+OURS = re.compile(  # names of what this package writes to a cache
+    r"(corpus|documents)-[0-9a-f]{16}|piped-[0-9a-f]{16}(\..+)?|docstrings-.+-python-.+\.jsonl")
+
 def is_left(path: Path) -> bool:
     "Whether a file or folder is half made or half deleted, by a process that is no more."
     writer = re.match(r"\.part-(\d{1,9})-", path.name)
@@ -273,7 +276,7 @@ def cache_entries(root: Path) -> list[dict]:
     entries = []
     for path in sorted(Path(root).glob("*")):
         kind = path.name.split("-")[0]
-        if kind not in ("corpus", "documents", "docstrings", "piped") and not is_left(path):
+        if not (OURS.fullmatch(path.name) or is_left(path)):
             continue
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         try:
@@ -290,7 +293,7 @@ def free_cache(entries: list[dict]) -> list[Path]:
     "Delete entries of a cache; returns those that stay because a process is at work on them."
     busy = []
     for path in (entry["path"] for entry in entries):
-        if path.is_file():
+        if not path.is_dir():
             path.unlink()
             continue
         try:

@@ -8,7 +8,7 @@ __all__ = ['NO_GUARD', 'NO_GUARD_CODE', 'file_checksum', 'remove', 'remove_folde
            'read_arrow']
 
 # %% ../../nbs/engine/files.ipynb #6d215f9a
-import fcntl, hashlib, json, multiprocessing, os, platform, shutil, sys, threading
+import errno, fcntl, hashlib, json, multiprocessing, os, platform, shutil, sys, threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +24,16 @@ def file_checksum(path: Path) -> str:
 
 def remove(path: Path):
     "Remove a file or a folder, if it exists."
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    elif os.path.lexists(path):
         path.unlink(missing_ok=True)
 
 def remove_folder(folder: Path):
     "Remove a locked folder: those who wait for its lock find it gone at once, not half gone."
     gone = folder.with_name(f".part-{os.getpid()}-{folder.name}-gone")
     folder.rename(gone)
-    shutil.rmtree(gone)
+    remove(gone)
 
 def remove_partial(folder: Path):
     "Remove the half-written files and folders that killed processes left in a folder."
@@ -51,8 +51,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        if error.filename == str(temporary):  # the user knows the other name
-            error.filename = str(path)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = error.filename or str(path)
+        if isinstance(error.filename, str):  # the user knows the other name
+            error.filename = error.filename.replace(str(temporary), str(path))
         raise
     finally:
         remove(temporary)
@@ -112,7 +114,7 @@ def lock(folder: Path, wait: bool = False) -> Iterator[None]:
     A thread may lock a folder again that it holds already.
     """
     check_not_in_worker()
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))  # of links in a circle, `resolve` is a RuntimeError
     own = folder, threading.get_ident()
     if own in _held:
         yield
@@ -143,7 +145,7 @@ def remove_damaged(folder: Path):
     for path in folder.glob("*.json"):
         try:
             json.loads(path.read_bytes())
-        except ValueError:
+        except (ValueError, RecursionError):
             path.unlink()
 
 def verify(path: Path, checksum: str):

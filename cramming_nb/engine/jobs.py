@@ -294,9 +294,14 @@ def read_manifest(folder: Path) -> dict | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
         raise damaged(path) from None
+    kinds = dict(identity=dict, config=dict, files=dict, stages=list)
+    if not isinstance(manifest, dict) or any(
+            not isinstance(manifest.get(name, kind()), kind) for name, kind in kinds.items()):
+        raise damaged(path)
+    return manifest
 
 def run_stage(folder: Path, make: Callable[[Path], dict]) -> dict:
     """The manifest of a stage, which is completed first if it is not complete yet.

@@ -234,6 +234,9 @@ def source_files(pattern: str) -> tuple[str, ...]:
     if not found:
         problem = "no such file or folder; quote a pattern, and check it with ls"
         raise UserError(f"files:{pattern}: {problem}")
+    for path in files - {os.path.expanduser(pattern)}:
+        if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):  # nobody may write to it
+            raise UserError(f"{path}: a pipe among other files; name it alone, or move it")
     if not files:
         raise UserError(f"files:{pattern}: no file in this folder can be read; known are "
                         f"{', '.join(FORMATS)}, those of text also compressed")
@@ -409,8 +412,8 @@ class Source:
     def __post_init__(self):
         if self.kind not in KINDS or not (self.path or self.kind == "machine"):
             raise UserError(f"source {self}: write {SOURCES}")
-        if not isinstance(self.first, int) or self.first < 0:
-            raise UserError(f"source {self}: first is a number of documents")
+        if not isinstance(self.first, int) or not 0 <= self.first < 1 << 63:
+            raise UserError(f"source {self}: first is a number of documents, below 2**63")
         if not 0 < self.share <= 1:
             raise UserError(f"source {self}: a share is above 0 and at most 1")
 
@@ -456,6 +459,9 @@ def parse_source(text: str) -> Source:
     path, column = split(rest)
     is_name = kind != "hub" and os.path.exists(os.path.expanduser(path))  # of a file, as it stands
     first = None if is_name else re.fullmatch(r"(?s)(.*)\[:(\d+)\]", path)
+    if first and not int(first[2]):
+        raise UserError(f"source {text!r}: [:0] reads nothing; give a number above 0, or leave it "
+                        "out to read all")
     if first:
         path = first[1]
     where = parse_hub(path) if kind == "hub" else dict(path=path)
@@ -469,8 +475,9 @@ class UsedPipe(UserError):
 def spooled(source: Source) -> Source:
     "A source that is standard input (-) or a pipe is copied to the cache first: it is read once."
     path = source.path
-    if source.kind != "files" or not (
-            path == "-" or os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)):
+    is_open = path == "-" or path.startswith("/dev/fd/")  # in this process alone
+    is_pipe = os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)
+    if source.kind != "files" or not (is_open or is_pipe):
         return source
     cache = writable_cache()
     with open_binary(path) as stream:
@@ -557,7 +564,7 @@ def long_files(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if is_long(path)] if len(paths) < FEW_FILES else []
 
 def file_groups(paths: Iterable[str], size: int = 1 << 26) -> list[list[str]]:
-    "Neighbouring files in groups of about `size` bytes; no file is divided."
+    "Neighboring files in groups of about `size` bytes; no file is divided."
     groups, before = defaultdict(list), 0
     for path in paths:
         groups[before // size].append(path)
