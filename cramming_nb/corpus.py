@@ -24,7 +24,7 @@ from .engine.build import (
     TEXT, Store, block_positions, block_tokens, chosen_rows, chosen_tokens, token_columns,
     token_type, tokens_schema)
 from .engine.sources import (
-    Source, cache_dir, full_source, source_bytes, source_identity)
+    Source, cache_dir, full_source, single_identity, source_bytes, source_identity)
 from .engine.sources import source_notes, source_parts, source_tokenizer, sources
 from .data import (
     BATCH, Grams, batches, clean, clean_batch, compressible, deduplicate)
@@ -397,15 +397,16 @@ def read_documents(store: Store, parts: list[Callable], config: CorpusConfig,
     return table
 
 # %% ../nbs/04b_corpus.ipynb #4bsplit03
-def file_states(identity: dict) -> list[dict]:
-    "The states of all files that the identity of a source names."
-    return [state for part in identity.get("parts", [identity]) for state in part.get("files", [])]
+def file_states(source: list) -> list[dict]:
+    "The states of all files of a source, as its identity has them."
+    return [state for single in source if single.kind == "files"
+            for state in single_identity(single)["files"]]
 
 def read_unchanged(read: Callable[[], list], source: list, before: dict) -> list:
     "What `read()` returns; an error if a file is not what it was `before` (in the identity)."
-    steps = read()
-    after = file_states(source_identity(source))  # new files, of this cache perhaps, do not count
-    if any(state not in after for state in file_states(before)):
+    steps, after = read(), file_states(source)  # new files, of this cache perhaps, do not count
+    parts = before.get("parts", [before])
+    if any(state not in after for part in parts for state in part.get("files", [])):
         raise UserError(f"{clean(full_source(source))}: a file changed while the text was read; "
                         "give the command again")
     return steps

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from muon_split import batch_loss, heldout_loss
+from muon_split import heldout_loss, take_steps
 from sklearn.utils.extmath import randomized_svd
 
 from cramming_nb.architecture import MaskedLM
@@ -22,7 +22,6 @@ from cramming_nb.corpus import Corpus, get_corpus
 from cramming_nb.counts import count_pairs, positive_pmi, sampled_rows
 from cramming_nb.optimizer import Optimizer
 from cramming_nb.recipes import Recipe, load_recipe
-from cramming_nb.schedule import lr_factor
 
 RECORD = Path(__file__).resolve().parents[1] / "records/lab/counts_options.json"
 KINDS = {  # tokens to each side that are the context, and the power of the singular values
@@ -62,12 +61,7 @@ def train(recipe: Recipe, corpus: Corpus, seed: int, kind: tuple | None, steps: 
         seen = vectors.any(1)
         with torch.no_grad():
             model.encoder.embedding.weight[seen] = vectors[seen]
-    optimizer, size = Optimizer(model, recipe.optimizer), recipe.schedule.batch_size
-    for step in range(steps):
-        loss, predicted = batch_loss(model, recipe, corpus.batch(step * size, size, seed), seed)
-        optimizer.backward(loss / predicted)
-        optimizer.accumulate()
-        optimizer.step(recipe.optimizer.lr * lr_factor(recipe.schedule, step / steps))
+    take_steps(model, Optimizer(model, recipe.optimizer), recipe, corpus, seed, steps, recipe.optimizer.lr)
     return heldout_loss(model, recipe, corpus)
 
 

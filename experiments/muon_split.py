@@ -61,13 +61,18 @@ def train(recipe: Recipe, corpus: Corpus, seed: int, split: bool, steps: int) ->
     if not split:
         parts = optimizer.optimizers[0].parts
         parts.update(dict.fromkeys(parts, 1))
-    size = SETTINGS["batch_size"]
+    take_steps(model, optimizer, recipe, corpus, seed, steps, SETTINGS["lr"])
+    return heldout_loss(model, recipe, corpus)
+
+
+def take_steps(model: MaskedLM, optimizer: Optimizer, recipe: Recipe, corpus: Corpus, seed: int, steps: int, lr: float):
+    """Train for some steps; `lr` is the peak learning rate."""
+    size = recipe.schedule.batch_size
     for step in range(steps):
         loss, predicted = batch_loss(model, recipe, corpus.batch(step * size, size, seed), seed)
         optimizer.backward(loss / predicted)
         optimizer.accumulate()
-        optimizer.step(SETTINGS["lr"] * lr_factor(recipe.schedule, step / steps))
-    return heldout_loss(model, recipe, corpus)
+        optimizer.step(lr * lr_factor(recipe.schedule, step / steps))
 
 
 def main():

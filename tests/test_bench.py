@@ -265,9 +265,7 @@ def test_text_is_measured_on_its_way_to_sequences(tiny):
     found = bench.bench_data(f"files:{tiny.text}", 0.1, vocab_size=400, rounds=1, grow=20, progress=False)
     assert found["rate"].keys() == {"ours", "reference"} and found["memory"]["grown"] > 1e7
     table = bench.bench_table(found)
-    assert "ours over reference: " in table
-    shown = "memory at 20 times the text: " in table  # of so little text, the first measurement may be nothing
-    assert shown == bool(found["memory_ratio"])
+    assert "ours over reference: " in table and "memory at 20 times the text: " in table
 
 
 def test_fine_tuning_is_measured_in_processes_of_its_own(finished, glue):

@@ -93,7 +93,7 @@ KEPT = dict(  # what run.json holds, and of which type
     budget=str,      # as given
     seed=int,
     corpus=str,      # name of the corpus's folder in the cache
-    manifest=dict(files=dict.fromkeys(("train", *TAKEN), dict(sha256=str))),  # of the corpus, with checksums
+    manifest=dict(files=dict.fromkeys(("train", *TAKEN), dict(sha256=str))),  # of the corpus
     samples=list,    # held-out sentences, each with a word masked
     plan=(dict, NoneType),         # what the plan says that chose the recipe
     pretraining=(dict, NoneType),  # its outcome

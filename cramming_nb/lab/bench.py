@@ -56,9 +56,11 @@ class Watched(Processes):
 
     def ended(self, pipes: list) -> list:
         "Those of the pipes at whose other end a process has ended, after a while."
-        while not (found := wait(pipes, timeout=0.25)):
+        found = []
+        while not found:  # looks before it waits: some work is done within one wait
             held = sum(tree_memory(process.pid) for process, _ in self.processes.values())
             self.memory = max(self.memory, held)
+            found = wait(pipes, timeout=0.25)
         return found
 
 class Turn(NamedTuple):
