@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 # %% ../nbs/counts.ipynb #cnt00004
-WINDOW = 4        # tokens to each side that are the context of a token
+WINDOW = 2        # tokens to each side that are the context of a token
 POWER = 0.75      # of how often a context occurs (Levy et al. 2015)
 SAMPLE = 1 << 23  # tokens that are counted, at most
 
@@ -47,11 +47,11 @@ def positive_pmi(counts: csr_array) -> csr_array:
 
 # %% ../nbs/counts.ipynb #cnt00008
 def factors(matrix: csr_array, width: int) -> np.ndarray:
-    "The first `width` left singular vectors, each times the root of its value, [V, width]."
+    "The first `width` left singular vectors, each times its singular value, [V, width]."
     from sklearn.utils.extmath import randomized_svd  # late: it takes a second
     rank = min(width, len(matrix.indptr) - 1)
     vectors, values, _ = randomized_svd(matrix, rank, n_iter=2, random_state=0)
-    return np.pad(vectors * np.sqrt(values), ((0, 0), (0, width - rank)))
+    return np.pad(vectors * values, ((0, 0), (0, width - rank)))
 
 # %% ../nbs/counts.ipynb #cnt00005
 AT_ONCE, SPAN = 1 << 20, 64  # tokens in memory, and sequences that lie side by side
@@ -71,14 +71,16 @@ def sampled_rows(rows: np.ndarray, tokens: int = SAMPLE) -> Iterator[np.ndarray]
 def count_vectors(rows: np.ndarray,  # sequences of token ids [sequences, seq_length]
                   vocab_size: int,
                   width: int,        # numbers in a vector
-                  std: float,        # root mean square of the numbers
                   seed: int,         # of the rotation
                   ) -> np.ndarray:
-    "First vectors of tokens, float32 [vocabulary, width]; zeros for a token that has no context."
+    """First vectors of tokens, float32 [vocabulary, width], whose squared lengths have mean 1.
+
+    A token without a context gets zeros."""
     information = positive_pmi(count_pairs(sampled_rows(rows), vocab_size))
     found = np.diff(information.indptr) > 0  # tokens with a context
     random = np.random.default_rng(seed).standard_normal((width, width))
     vectors = factors(information, width) @ np.linalg.qr(random)[0]
     vectors[~found] = 0.0  # of which rounding may have made something
-    size = np.sqrt(np.square(vectors[found]).mean()) if found.any() else 1.0
-    return (vectors * (std / size)).astype(np.float32)
+    lengths = np.square(vectors).sum(1)
+    scale = np.sqrt(lengths[found].mean()) if found.any() else 1.0
+    return (vectors / scale).astype(np.float32)

@@ -613,11 +613,11 @@ def prepare(learner: Learner):
 @torch.no_grad()
 def embed_by_counts(learner: Learner):
     "Replace the first vectors of tokens by vectors that process 0 makes from counts of the text."
-    arch, masters = learner.model.encoder.arch, learner.optimizer.named
+    masters = learner.optimizer.named
     first = masters["encoder.embedding.weight"]
     vectors = torch.zeros(first.shape)
     if not learner.group.rank:
-        found = count_vectors(learner.corpus.rows, *first.shape, arch.init_std, learner.seed)
+        found = count_vectors(learner.corpus.rows, *first.shape, learner.seed)
         vectors = torch.from_numpy(found)
     vectors = learner.group.all_reduce(vectors).to(first.device)
     seen = vectors.any(1)[:, None]  # other tokens keep the vectors that were drawn
