@@ -524,7 +524,7 @@ DAMAGED = {  # change of a run.json -> words of the line
     "its name": (lambda kept: kept["recipe"].pop("name"), "recipe: field 'name' is missing or no str"),
     "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'files' is missing or no dict"),
     "another size": (lambda kept: kept["recipe"]["architecture"].update(num_layers=3), "does not fit the recipe"),
-    "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "run.json: recipe: 'extra' must hold fields"),
+    "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "recipe: field 'extra' is missing or no dict"),
     "an unknown field": (lambda kept: kept["recipe"].update(extra={"a": 3}), "run.json: recipe: recipe field 'extra.a'"),
     "its outcome": (lambda kept: kept["pretraining"].pop("shares"), "pretraining: field 'shares' is missing or no dict"),
     "no outcome": (lambda kept: kept.update(pretraining=None), "field 'pretraining' is missing or no dict"),
@@ -569,7 +569,7 @@ def test_a_corpus_that_was_changed_is_told_by_each_command(tiny, tmp_path):
         refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "train.npy is damaged; delete the folder")
     for damage in ("[1]", '{"identity": 5}', "[" * 100_000):
         (folder / "manifest.json").write_text(damage)
-        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "manifest.json is damaged; delete the folder")
+        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "manifest.json: ", f"; delete the folder {folder} and run again")
         assert folder.name in command("data", "list", cwd=tmp_path, cache=tmp_path / "cache").out
 
 

@@ -14,18 +14,19 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from ..engine.errors import UserError
+from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
+from ..engine.options import NUMBER, json_file, require
 from ..engine.tables import read_rows
 from .export import card_metadata, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
     pearson, row_lengths, score_predictions)
-from .records import Table, plain, require
+from .records import Table, plain
 from ..tasks import HALF
 from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
-from .scores import LINE_NAMES, compare, show
+from .scores import LINE_NAMES, RESULT, compare, show
 
 # %% ../../nbs/app/labels.ipynb #b42546b3
 Rows = list[tuple[int, dict[str, str]]]  # (line of the file, {column: cell})
@@ -444,7 +445,7 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
 
 KEPT = dict(  # what the file of finished work holds
     key=str, file=str, table=str, metric=str, rows=int, held_back=int, epochs=int,
-    results=[dict(init=str, scores=dict, intervals=dict)], mistakes=list, notes=list, pairs=bool)
+    results=[RESULT | dict(scores=dict(labels=NUMBER))], mistakes=list, notes=list, pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
 
@@ -484,8 +485,9 @@ def train_classifier(
     with lock(run.folder):
         remove_damaged(folder)
         if results.exists():
-            stored = json.loads(results.read_text(encoding="utf-8"))
-            require(f"{results} is damaged, delete it", stored, KEPT)
+            with advised("delete it"):
+                stored = json_file(results)
+                require(results, stored, KEPT)
             stored_key, stored_file = stored.pop("key"), stored.pop("file")
             if stored_key == key:
                 return ClassifierResult(folder, **stored)

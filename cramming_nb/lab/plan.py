@@ -20,7 +20,7 @@ from ..architecture import flops_per_token, parameters_by_part
 from .bench import bench_recipes
 from ..budget import Budget
 from ..engine.errors import UserError
-from ..corpus import corpus_key
+from ..corpus import MANIFEST, corpus_key
 from ..engine.sources import cache_dir, source_identity
 from ..engine.hardware import Hardware
 from ..recipes import Recipe, change, diff, load_recipe
@@ -344,7 +344,7 @@ def known_tokens(source: str, config: "CorpusConfig", data_dir: Path | None = No
     if "hub:" in source:
         return math.inf
     key = corpus_key(source_identity(source), config)
-    manifest = read_manifest(Path(data_dir or cache_dir()) / f"corpus-{key}")
+    manifest = read_manifest(Path(data_dir or cache_dir()) / f"corpus-{key}", MANIFEST)
     return math.prod(manifest["files"]["train"]["shape"]) if manifest else math.inf
 
 # %% ../../nbs/lab/plan.ipynb #013dd155b
