@@ -124,6 +124,8 @@ def pack_rows(path: Path, streams: Iterable[np.ndarray], num_tokens: int,
     shape = num_tokens // config.seq_length, config.seq_length
     if not shape[0]:
         part, advice = "the text to train on", "make rows shorter with --set corpus.seq_length=32"
+        if config.seq_length <= 32:
+            advice = "hold out less of it with --set corpus.heldout=0.01"
         if path.stem == "heldout":
             part, advice = "the held-out text", "hold out more of it with --set corpus.heldout=0.1"
         raise UserError(f"the text is too short: {num_tokens} tokens fill no row of "
@@ -436,7 +438,7 @@ def read_token_rows(store: Store, parts: list[Callable], config: CorpusConfig,
     return table
 
 # %% ../nbs/04b_corpus.ipynb #722536ad
-def get_corpus(source: str | Source | list,     # of the text: short form, `Source`, or documents
+def get_corpus(source: str | Path | Source | list,  # of the text: short form, or documents
                config: CorpusConfig,            # what it becomes
                data_dir: Path | None = None,    # where corpora are kept; default: cache folder
                progress: bool = True,           # progress bars

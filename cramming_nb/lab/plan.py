@@ -251,10 +251,12 @@ class Plan:
 
     def line(self) -> str:
         "The recommended size in one line."
-        one = self.recommended
+        one, loss = self.recommended, "too few tokens to predict its held-out loss"
+        if one.enough:
+            loss = f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}"
         return (f"plan for {self.budget}: {one.size_name()} (layers × width), "
                 f"{one.parameters / 1e6:.1f} M parameters, {one.tokens / 1e6:,.1f} M tokens, "
-                f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}")
+                f"{loss}")
 
     def _repr_markdown_(self) -> str:
         rows = ["| | layers × width | parameters | tokens/s | tokens | predicted loss |",
