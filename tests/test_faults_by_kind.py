@@ -334,7 +334,7 @@ HYPHENS = {  # words of the command -> begin of its output
     ("first", "--top", "1", "--", "--set=~/[MASK]"): "--set=~/[MASK]\n",
     ("first", "a [MASK]", "--", "-h[MASK]"): "a [MASK]\n",
     ("--demo", "--", "--[MASK]"): "--[MASK]\n",
-    ("first", "a [MASK]", "--top", "2", "--", "-x"): "a [MASK]\n",
+    ("first", "a [MASK]", "--top", "2", "--", "-[MASK]"): "a [MASK]\n",
     ("--demo", "a [MASK]", "--top", "1", "--", "-x [MASK]"): "a [MASK]\n",
     ("first", "~/[MASK]"): "~/[MASK]\n",
 }
@@ -525,7 +525,7 @@ def test_a_bench_of_no_size_is_refused(number, a_copy):
 DAMAGED = {  # change of a run.json -> words of the line
     "a part of the recipe": (lambda kept: kept["recipe"].update(corpus=3), "recipe: field 'corpus' is missing or no dict"),
     "its name": (lambda kept: kept["recipe"].pop("name"), "recipe: field 'name' is missing or no str"),
-    "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'files' is missing or no dict"),
+    "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'identity' is missing or no dict"),
     "another size": (lambda kept: kept["recipe"]["architecture"].update(num_layers=3), "does not fit the recipe"),
     "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "recipe: field 'extra' is missing or no dict"),
     "an unknown field": (lambda kept: kept["recipe"].update(extra={"a": 3}), "run.json: recipe: recipe field 'extra.a'"),
@@ -534,7 +534,7 @@ DAMAGED = {  # change of a run.json -> words of the line
     "what it spent": (lambda kept: kept["pretraining"].update(spent={}), "spent: field 'tokens' is missing or no int"),
     "a checksum": (
         lambda kept: kept["manifest"]["files"].update({"tokenizer.json": {}}),
-        "tokenizer.json: field 'sha256' is missing or no str",
+        "tokenizer.json: field 'file' is missing or no str",
     ),
     "its seed": (lambda kept: kept.update(seed=True), "run.json: field 'seed' is missing or no int"),
     "its plan": (lambda kept: kept.update(plan={"line": 3}), "plan: field 'line' is missing or no str"),

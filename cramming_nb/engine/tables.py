@@ -239,7 +239,8 @@ def csv_rows(lines: Iterable[str], path: str) -> Iterator[tuple[int, list[str]]]
     "The rows of a CSV or TSV file that are not empty, each with the line in which it begins."
     csv.field_size_limit(1 << 28)  # characters
     quoting = csv.QUOTE_NONE if file_suffix(path) == ".tsv" else csv.QUOTE_MINIMAL
-    before, first = next(((n, line) for n, line in enumerate(lines) if line.strip()), (0, ""))
+    before, first = next(((n, line) for n, line in enumerate(lines)
+                          if line.strip(" \r\n")), (0, ""))
     said = re.match(r'"?sep=(.)"?\s*$', first)  # a line that Excel writes and reads
     delimiter = said[1] if said else delimiter_of(first)
     lines = lines if said else itertools.chain([first], lines)
