@@ -113,7 +113,7 @@ def unknown_field(key: str, known: dict[str, object]) -> str:
 def change(recipe: Recipe, changes: dict[str, object], name: str | None = None) -> Recipe:
     "The recipe with some fields, by dotted name, set to other values."
     vocab_size = changes.get("corpus.vocab_size", recipe.corpus.vocab_size)
-    if changes.get("architecture.vocab_size", vocab_size) != vocab_size:
+    if changes.get("architecture.vocab_size", vocab_size) not in [vocab_size]:  # nan is in it
         raise UserError("architecture.vocab_size is the corpus's; set corpus.vocab_size")
     known, changed = flat(recipe), defaultdict(dict)
     for key, value in changes.items():

@@ -12,7 +12,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .engine.errors import UserError
+from .engine.errors import UserError, placed
+from .engine.options import each_once
 from .engine.sources import hub_revision, parse_hub
 from .engine.files import atomic_write
 
@@ -42,7 +43,9 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """The rows of a file of JSON lines, each after its place."""
     for place, line in lines(path):
         try:
-            yield place, json.loads(line)
+            with placed(place):
+                row = json.loads(line, object_pairs_hook=each_once)
+            yield place, row
         except json.JSONDecodeError as error:
             raise UserError(f"{place}: not JSON ({error.msg}); is the file cut off?") from None
         except (ValueError, RecursionError):

@@ -446,7 +446,7 @@ def test_run_that_only_began(verb, finished, tmp_path):
 def test_damaged_results_of_a_task(init, content, a_copy):
     path = next((a_copy.folder / "glue").glob(f"*-{init}-*.json"))
     path.write_text(content)
-    refused(a_copy.command("glue", "first"), path.name, "is damaged; delete it")
+    refused(a_copy.command("glue", "first"), path.name, "is missing or no ", "; delete it")
 
 
 @pytest.mark.parametrize("name", ["run.json", "record.json"])

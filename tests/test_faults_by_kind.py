@@ -20,15 +20,16 @@ from tokenizers import Tokenizer
 
 from cramming_nb import tasks
 from cramming_nb.app.__main__ import Notices
-from cramming_nb.app.labels import read_labels, read_table
+from cramming_nb.app.labels import check_cells, read_labels, read_table
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes
 from cramming_nb.engine.options import read_yaml
+from cramming_nb.engine.tables import read_rows
 from cramming_nb.glue import TASKS
-from cramming_nb.lab import experiments
+from cramming_nb.lab import bench, experiments
 
 TWICE = {  # name: (command, file, its text, words of the line)
     "recipe": ("recipes show a.yaml", "corpus: {vocab_size: 400, vocab_size: 500}", ("a.yaml", "'vocab_size' is given")),
@@ -333,6 +334,8 @@ HYPHENS = {  # words of the command -> begin of its output
     ("first", "--top", "1", "--", "--set=~/[MASK]"): "--set=~/[MASK]\n",
     ("first", "a [MASK]", "--", "-h[MASK]"): "a [MASK]\n",
     ("--demo", "--", "--[MASK]"): "--[MASK]\n",
+    ("first", "a [MASK]", "--top", "2", "--", "-[MASK]"): "a [MASK]\n",
+    ("--demo", "a [MASK]", "--top", "1", "--", "-x [MASK]"): "a [MASK]\n",
     ("first", "~/[MASK]"): "~/[MASK]\n",
 }
 
@@ -522,16 +525,16 @@ def test_a_bench_of_no_size_is_refused(number, a_copy):
 DAMAGED = {  # change of a run.json -> words of the line
     "a part of the recipe": (lambda kept: kept["recipe"].update(corpus=3), "recipe: field 'corpus' is missing or no dict"),
     "its name": (lambda kept: kept["recipe"].pop("name"), "recipe: field 'name' is missing or no str"),
-    "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'files' is missing or no dict"),
+    "the files": (lambda kept: kept.update(manifest={}), "manifest: field 'identity' is missing or no dict"),
     "another size": (lambda kept: kept["recipe"]["architecture"].update(num_layers=3), "does not fit the recipe"),
-    "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "run.json: recipe: 'extra' must hold fields"),
+    "an unknown part": (lambda kept: kept["recipe"].update(extra=3), "recipe: field 'extra' is missing or no dict"),
     "an unknown field": (lambda kept: kept["recipe"].update(extra={"a": 3}), "run.json: recipe: recipe field 'extra.a'"),
     "its outcome": (lambda kept: kept["pretraining"].pop("shares"), "pretraining: field 'shares' is missing or no dict"),
     "no outcome": (lambda kept: kept.update(pretraining=None), "field 'pretraining' is missing or no dict"),
     "what it spent": (lambda kept: kept["pretraining"].update(spent={}), "spent: field 'tokens' is missing or no int"),
     "a checksum": (
         lambda kept: kept["manifest"]["files"].update({"tokenizer.json": {}}),
-        "tokenizer.json: field 'sha256' is missing or no str",
+        "tokenizer.json: field 'file' is missing or no str",
     ),
     "its seed": (lambda kept: kept.update(seed=True), "run.json: field 'seed' is missing or no int"),
     "its plan": (lambda kept: kept.update(plan={"line": 3}), "plan: field 'line' is missing or no str"),
@@ -569,7 +572,7 @@ def test_a_corpus_that_was_changed_is_told_by_each_command(tiny, tmp_path):
         refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "train.npy is damaged; delete the folder")
     for damage in ("[1]", '{"identity": 5}', "[" * 100_000):
         (folder / "manifest.json").write_text(damage)
-        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "manifest.json is damaged; delete the folder")
+        refused(command(*argv, cwd=tmp_path, cache=tmp_path / "cache"), "manifest.json: ", f"; delete the folder {folder} and run again")
         assert folder.name in command("data", "list", cwd=tmp_path, cache=tmp_path / "cache").out
 
 
@@ -661,3 +664,72 @@ def test_lists_of_sources_that_contain_each_other(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"- {other}")
     with pytest.raises(UserError, match="a.yaml: this list of sources contains itself"):
         sources.sources("a.yaml")
+
+
+ROWS = {  # name and text of a file -> words of the line
+    ("a.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}\n'): "a.jsonl, line 2: 'text' is given twice, as 'b' and 'c'",
+    ("a.json", '[{"text": "a"},\n{"text": {"x": 1, "x": 2}}]'): "a.json: 'x' is given twice, as '1' and '2'",
+    ("b.jsonl", '{"text": %s, "a": 1, "a": 2}' % ("9" * 5000)): "b.jsonl, line 1: 'a' is given twice",
+    ("a.csv", ",\ntext,label\na,b\n"): "a.csv, line 1: a header without names; write one such as text,label",
+    ("a.tsv", "\n\t\t\na\tb\tc\n"): "a.tsv, line 2: a header without names",
+}
+
+
+@pytest.mark.parametrize("name, text", ROWS, ids=[name for name, _ in ROWS])
+def test_a_file_of_rows_that_says_two_things_or_none(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        read_table(tmp_path / name)
+    assert ROWS[name, text] in str(error.value)
+
+
+def test_empty_rows_of_a_table_are_skipped_as_before(tmp_path):
+    (tmp_path / "a.csv").write_text("\ntext,label\n,\na,b\n\n")
+    assert read_table(tmp_path / "a.csv") == (["text", "label"], [("line 4", {"text": "a", "label": "b"})])
+
+
+def test_a_key_of_a_task_that_is_given_twice(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"label": 1, "label": 0}\n')
+    with pytest.raises(UserError, match="a.jsonl, line 1: 'label' is given twice"):
+        list(tasks.json_rows(tmp_path / "a.jsonl"))
+
+
+def test_places_in_parquet(tmp_path):
+    table = pyarrow.table({"text": [{"a": "x"}, {"a": "y"}], "label": [["b"], ["c"]]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    columns, rows = read_table(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a.parquet, row 1: a list in column 'label'"):
+        check_cells(tmp_path / "a.parquet", rows, ("label",))
+    for column in ("text.c", "q.a"):
+        with pytest.raises(UserError, match=r"no text in column .* \(columns: text, label\)"):
+            list(read_rows(str(tmp_path / "a.parquet"), column))
+    assert [row for _, row in read_rows(str(tmp_path / "a.parquet"), "text.a")] == table.select(["text"]).to_pylist()
+
+
+def test_a_folder_in_the_place_of_run_json_is_no_run(tmp_path):
+    (tmp_path / "runs" / "a" / "run.json").mkdir(parents=True)
+    refused(command("predict", "a", "a [MASK]", cwd=tmp_path), "no run 'a'; start one with `cram run`")
+
+
+def test_a_run_that_would_be_taken_for_an_option(tiny, tmp_path):
+    refused(command("run", *tiny.options(), "--name=-x", cwd=tmp_path), "--name '-x': give a folder name")
+
+
+def test_a_size_that_is_not_a_number_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("corpus: {vocab_size: .nan}")
+    refused(command("recipes", "show", "a.yaml", cwd=tmp_path), "corpus.vocab_size = nan: expected a whole number")
+
+
+def test_a_bench_of_no_vocabulary_is_refused_before_it_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "write_documents", lambda *a: pytest.fail("it worked"))
+    refused(command("bench", "data", "--vocab-size", "1", cwd=tmp_path), "corpus.vocab_size 1")
+
+
+def test_a_path_is_a_source(tiny):
+    assert str(sources.sources(Path(tiny.text))[0]) == str(sources.sources(str(tiny.text))[0])
+
+
+def test_advice_on_a_text_that_is_too_short_is_new(tmp_path):
+    for length, words in ((64, "corpus.seq_length=32"), (32, "corpus.heldout=0.01")):
+        with pytest.raises(UserError, match=words):
+            pack_rows(tmp_path / "packed.npy", [], 1, CorpusConfig(seq_length=length))

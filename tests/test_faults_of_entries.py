@@ -256,7 +256,7 @@ def test_a_file_of_throughputs_that_is_damaged_is_named(content, tiny, tmp_path)
     (tmp_path / "rates.json").write_text(content)
     (tmp_path / "list.yaml").write_text("- {throughput_normalised: true}")
     said = command("lab", "list.yaml", cwd=tmp_path, cache=tmp_path / "cache")
-    refused(said, "rates.json: no file of throughputs", "delete it")
+    refused(said, "rates.json: ", "delete it, and they are measured again")
 
 
 def test_a_filter_tokenizer_that_is_none_is_named(tiny, tmp_path):

@@ -181,7 +181,7 @@ def test_wrong_record_is_refused(wrong, data):
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", '"record"', "\x00"])
 def test_file_that_is_no_record(text, tmp_path):
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(UserError, match="not a record"):
+    with pytest.raises(UserError, match="record.json: (not a record|cannot be read).*put a good copy in its place"):
         RunRecord.read(tmp_path / "record.json")
 
 

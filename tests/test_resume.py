@@ -100,7 +100,7 @@ def test_killed_run_ends_in_the_same_bits(times, tiny, options, undisturbed, tmp
     assert found["spent"]["tokens"] == pretraining(undisturbed)["spent"]["tokens"]
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undisturbed, tmp_path):
     run, folder = Killable(*options, cwd=tmp_path, cache=tiny.cache), tmp_path / "runs" / "run"
     run.wait_for(lambda: progress(folder) > 200)
@@ -163,6 +163,17 @@ def test_second_signal_leaves_at_once():
         signal.raise_signal(signal.SIGINT)
         caught.append("not reached")
     assert caught == [signal.SIGINT]
+
+
+def test_a_closed_terminal_is_a_signal_unless_it_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    with collect_signals(caught := []):
+        signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+        with collect_signals(caught):
+            signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+    assert caught == [signal.SIGHUP]
 
 
 def test_signals_are_collected_until_the_stack_is_closed():

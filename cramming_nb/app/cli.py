@@ -25,8 +25,9 @@ from ..engine.options import number_of_environment, read_yaml
 # %% ../../nbs/app/cli.ipynb #1166ba41
 @contextmanager
 def loading() -> Iterator[None]:
-    "Hold Ctrl-C and SIGTERM back until the `with` block ends; what it loads is never garbage."
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    "Hold Ctrl-C and the like back until the `with` block ends; what it loads is never garbage."
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     gc.disable()
     try:
         yield
@@ -124,9 +125,9 @@ class RunOptions:
         name = self.name or chapters.run.run_name(title, self.source, self.budget, self.seed)
         if self.tensorboard and not find_spec("tensorboard"):
             raise UserError("--tensorboard needs a package: pip install 'cramming_nb[track]'")
-        if Path(name).name != name or name == ".." or not name.strip():
-            raise UserError(f"--name {name!r}: give a folder name without slashes; "
-                            "runs live under runs/")
+        if Path(name).name != name or name == ".." or not name.strip() or name.startswith("-"):
+            raise UserError(f"--name {name!r}: give a folder name without slashes, or a hyphen "
+                            "at its beginning; runs live under runs/")
         options = dict(folder=Path("runs") / name, data_dir=self.data_dir,
                        snapshots=self.snapshots, tensorboard=self.tensorboard)
         return chapters.run.Run(recipe, self.source, self.budget, self.seed, **options | more)
@@ -282,7 +283,8 @@ def run_folder(run: Path) -> Path:
     for path in (Path("runs") / run, run):
         if (path / "run.json").is_file():
             return path
-    known = sorted(path.parent.name for path in Path("runs").glob("*/run.json"))
+    known = sorted(path.parent.name for path in Path("runs").glob("*/run.json")
+                   if path.is_file())
     advice = f"there are {', '.join(known)}" if known else "start one with `cram run`"
     raise UserError(f"no run {str(run)!r}; {advice}")
 
@@ -753,6 +755,9 @@ def joined(argv: list[str]) -> list[str]:
     for word in argv:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
+        if word.startswith(MARK):  # a text, even behind the values of an option
+            arguments.append(word)
+            continue
         if not name.startswith("--"):
             words.append(word)
             continue
@@ -761,7 +766,7 @@ def joined(argv: list[str]) -> list[str]:
         words = options.setdefault(name, [name if name in LISTS else word])
         if equals and name in LISTS:
             words.append(value)
-        if equals:
+        if equals or name == "--demo":  # which takes no value
             words = arguments
     return sum(options.values(), arguments)
 
@@ -852,6 +857,8 @@ def main(argv: list[str] | None = None) -> int:
     "The entry point of `cram`; returns the exit code."
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     signal.signal(signal.SIGTERM, end_by_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` leaves it
+        signal.signal(signal.SIGHUP, end_by_signal)
     try:
         try:
             perform(argv)

@@ -20,12 +20,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 from ..architecture import Architecture, Encoder, SequenceClassifier
-from ..engine.errors import UserError
+from ..engine.errors import UserError, advised
 from ..engine.files import check_not_in_worker, write_text
 from ..engine.hardware import Hardware, is_out_of_memory
 from ..engine.jobs import exit_with_parent
+from ..engine.options import json_file, require
 from ..glue import (
     PAIR_VIEWS, Protocol, TaskData, encoder_weights, finetune_task, for_task)
+from .scores import RESULT
 
 # %% ../../nbs/app/finetuning.ipynb #862a64d8
 def finetuning_bytes(arch: Architecture, protocol: Protocol, dtype: torch.dtype) -> int:
@@ -196,14 +198,12 @@ def run_jobs(jobs: Jobs, todo: list[tuple], workers: Workers,
         todo = [job for job in todo if job not in done]
 
 # %% ../../nbs/app/finetuning.ipynb #kept0002
-RESULT = {"task", "init", "seed", "scores", "intervals"}  # what each result has at least
-
 def read_results(path: Path) -> object:
     "The results in a file, or the only one; a file that holds something else is an error."
-    found = json.loads(path.read_text())
-    for result in found if found and isinstance(found, list) else [found]:
-        if not isinstance(result, dict) or not RESULT <= set(result):
-            raise UserError(f"{path} is damaged; delete it")
+    with advised("delete it"):
+        found = json_file(path)
+        several = found if found and isinstance(found, list) else [found]
+        require(path, dict(results=several), dict(results=[RESULT]))
     return found
 
 # %% ../../nbs/app/finetuning.ipynb #kept0001

@@ -14,21 +14,22 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from ..engine.errors import UserError
+from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
+from ..engine.options import NUMBER, json_file, require
 from ..engine.tables import read_rows
 from .export import card_metadata, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
     pearson, row_lengths, score_predictions)
-from .records import Table, plain, require
+from .records import Table, plain
 from ..tasks import HALF
 from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
-from .scores import LINE_NAMES, compare, show
+from .scores import LINE_NAMES, RESULT, compare, show
 
 # %% ../../nbs/app/labels.ipynb #b42546b3
-Rows = list[tuple[int, dict[str, str]]]  # (line of the file, {column: cell})
+Rows = list[tuple[str, dict[str, str]]]  # (place, such as "line 12", {column: cell})
 
 # %% ../../nbs/app/labels.ipynb #2985c73f
 def cell_of(value: object) -> object:
@@ -53,7 +54,7 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
             raise UserError(f"{path}, {place}: not UTF-8; save the file as UTF-8")
         if any(HALF.search(text) for text in texts):
             raise UserError(f"{path}, {place}: half of a character (a surrogate); write all of it")
-        rows.append((int(place.split()[1]), cells))
+        rows.append((place, cells))
     if not columns:
         raise UserError(f"{path} is empty; write a header such as text,label and a row for each "
                         "text")
@@ -143,25 +144,25 @@ def check_cells(path: Path, rows: Rows, names: tuple[str, ...]):
         if not any(row[name] for _, row in rows):
             raise UserError(f"{path}: nothing in column {name!r} of any row; fill it in, or name "
                             "another column with --text or --label")
-    for line, row in rows:
+    for place, row in rows:
         for name in names:
             if not isinstance(row[name], str):
                 kind = type(row[name]).__name__
-                raise UserError(f"{path}, line {line}: a {kind} in column {name!r}; give one text "
+                raise UserError(f"{path}, {place}: a {kind} in column {name!r}; give one text "
                                 "or number")
             if not row[name]:
-                raise UserError(f"{path}, line {line}: nothing in column {name!r}; fill it in, or "
+                raise UserError(f"{path}, {place}: nothing in column {name!r}; fill it in, or "
                                 "delete the row")
 
 def check_numbers(path: Path, rows: Rows, label: str):
     "Refuse a label that is no number to learn."
-    for line, row in rows:
+    for place, row in rows:
         number = as_number(row[label])
         if number is None:
-            raise UserError(f"{path}, line {line}: {row[label]!r} in column {label!r} is no "
+            raise UserError(f"{path}, {place}: {row[label]!r} in column {label!r} is no "
                             "number such as 0.5; correct it, or say --kind classes")
         if abs(number) > LARGEST:
-            raise UserError(f"{path}, line {line}: {row[label]} in column {label!r} is too large "
+            raise UserError(f"{path}, {place}: {row[label]} in column {label!r} is too large "
                             f"to learn; give numbers up to {LARGEST:g}")
     if 0 < max(abs(float(row[label])) for _, row in rows) < 1 / LARGEST:
         raise UserError(f"{path}: the numbers in column {label!r} are too small to learn; multiply "
@@ -209,7 +210,7 @@ def shortened(parts: list[str], most: int = 6) -> str:
 def validated(path: Path, rows: Rows, label: str, kind: str) -> tuple[list, tuple, tuple]:
     "Each row's label as a number, None where it has none; the classes; and notes on both."
     missing = sum(row[label] in MISSING for _, row in rows)
-    present = [(line, row) for line, row in rows if row[label] not in MISSING]
+    present = [(place, row) for place, row in rows if row[label] not in MISSING]
     notes = [f"{missing:,} rows without a label are left out"] if missing else []
     labels = [row[label] for _, row in present]
     if not labels:
@@ -444,7 +445,7 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
 
 KEPT = dict(  # what the file of finished work holds
     key=str, file=str, table=str, metric=str, rows=int, held_back=int, epochs=int,
-    results=[dict(init=str, scores=dict, intervals=dict)], mistakes=list, notes=list, pairs=bool)
+    results=[RESULT | dict(scores=dict(labels=NUMBER))], mistakes=list, notes=list, pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
 
@@ -484,8 +485,9 @@ def train_classifier(
     with lock(run.folder):
         remove_damaged(folder)
         if results.exists():
-            stored = json.loads(results.read_text(encoding="utf-8"))
-            require(f"{results} is damaged, delete it", stored, KEPT)
+            with advised("delete it"):
+                stored = json_file(results)
+                require(results, stored, KEPT)
             stored_key, stored_file = stored.pop("key"), stored.pop("file")
             if stored_key == key:
                 return ClassifierResult(folder, **stored)

@@ -21,10 +21,10 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from ..budget import Budget, rule_breaches, rules_label
-from ..engine.errors import UserError
+from ..engine.errors import UserError, advised
 from ..engine.files import (
     atomic_write, file_checksum, lock, remove_damaged, sync, write_text)
-from ..corpus import Corpus, get_corpus
+from ..corpus import MANIFEST, Corpus, get_corpus
 from ..engine.sources import cache_dir, full_source
 from ..engine.distributed import ProcessGroup
 from .export import export_model, fill_mask, load_model
@@ -32,10 +32,11 @@ from .finetuning import evaluate
 from ..glue import PROTOCOLS, TaskData, load_glue
 from ..engine.hardware import DTYPES, Hardware, matrix_rate
 from .probes import PROBES, probe_tasks
+from ..engine.options import NUMBER, json_file, require
 from ..recipes import Recipe, as_json, diff, recipe_of
 from ..replaced import FLOPS
 from .records import (
-    FIELDS, NUMBER, RECIPE, RunRecord, by_kind, environment, plan_line, record_key, report, require)
+    FIELDS, RECIPE, RunRecord, by_kind, environment, plan_line, record_key, report)
 from .scores import ScoreTable
 from ..engine.hooks import missed_snapshots
 from ..training import Learner, TrainingConfig, pretrain
@@ -93,33 +94,26 @@ KEPT = dict(  # what run.json holds, and of which type
     budget=str,      # as given
     seed=int,
     corpus=str,      # name of the corpus's folder in the cache
-    manifest=dict(files=dict.fromkeys(("train", *TAKEN), dict(sha256=str))),  # of the corpus
-    samples=list,    # held-out sentences, each with a word masked
-    plan=(dict, NoneType),         # what the plan says that chose the recipe
-    pretraining=(dict, NoneType),  # its outcome
+    manifest=MANIFEST,                  # of the corpus
+    samples=[dict(text=str, word=str)],  # held-out sentences, each with a word masked
+    # what the plan says that chose the recipe
+    plan=(dict(line=str, notes=[str], predicted=NUMBER, error=NUMBER, recipe=RECIPE), NoneType),
 )
+OUTCOME = FIELDS["pretraining"] | dict(environment=FIELDS["environment"])
 
 # %% ../../nbs/app/run.ipynb #11f3c1e8
 def read_run(folder: Path) -> dict:
     "What the `run.json` of a run's folder holds."
     path = folder / "run.json"
     advice = f"put it back, or delete {folder} and run again"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {advice}") from None
+    with advised(advice):
+        values = json_file(path)
     if isinstance(values, dict) and values.get("schema") != SCHEMA:
         raise UserError(f"{path} is of another version of cramming_nb; choose another --name")
-    try:
+    with advised(advice):
         require(path, values, KEPT)
-        plan = dict(line=str, notes=list, predicted=NUMBER, error=NUMBER, recipe=RECIPE)
-        within = dict(plan=plan, pretraining=FIELDS["pretraining"])
-        for part, kinds in within.items():
-            is_due = part == "pretraining" and values["state"] == "pretrained"
-            if values[part] is not None or is_due:
-                require(path, values, {part: kinds})
-    except UserError as error:
-        raise UserError(f"{error}; {advice}") from None
+        outcome = OUTCOME if values["state"] == "pretrained" else (OUTCOME, NoneType)
+        require(path, values, dict(pretraining=outcome))
     return values
 
 def load_run(folder: Path, **options: object) -> Run:

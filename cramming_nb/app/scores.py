@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 import numpy as np
 from ..engine.errors import UserError
+from ..engine.options import MISSING, NUMBER
 from ..glue import NINE, OFFICIAL, TASKS, percentiles
 from ..tasks import ARCHIVE, write_archive
 
@@ -54,6 +55,11 @@ def show(value: float, interval: tuple | list | None = None) -> str:
 
 # %% ../../nbs/app/scores.ipynb #aacc1089
 FINE_TUNED = ("random", "pretrained")  # lines of models; other lines are baselines without a model
+
+RESULT = dict(  # what a file holds of each result
+    task=str, init=str, seed=int, scores={...: NUMBER}, intervals={...: [NUMBER, NUMBER]},
+    replicates=({...: 200 * [NUMBER]}, MISSING), train_rows=(int, MISSING),
+    dev_rows=({...: int}, MISSING), notes=([str], MISSING), data=(str, MISSING))
 
 # %% ../../nbs/app/scores.ipynb #f645dc6b
 LINE_NAMES = {  # what tables call them

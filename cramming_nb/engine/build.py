@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .errors import UserError
 from .files import Busy, file_checksum, lock, read_arrow, remove_folder
 from .files import verify, write_arrow, write_text
-from .jobs import Local, Ray, Unfinished, read_manifest, run_stage
+from .jobs import STAGE, Local, Ray, Unfinished, read_manifest, run_stage
 
 # %% ../../nbs/engine/build.ipynb #9fbf8311
 def token_type(vocab_size: int) -> type:
@@ -174,7 +174,9 @@ class Store:
             if keep:
                 kept.touch()
             if keep or not read_manifest(folder):
-                for name, checksum in (read_manifest(self.folder) or {}).get("files", {}).items():
+                kinds = dict(files={...: str}, stages=[STAGE])
+                kept_files = (read_manifest(self.folder, kinds) or dict(files={}))["files"]
+                for name, checksum in kept_files.items():
                     verify(self.folder / name, checksum)
                 stages = run_stage(self.folder, read_all)["stages"]
 
@@ -280,10 +282,10 @@ def cache_entries(root: Path) -> list[dict]:
             continue
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         try:
-            manifest = read_manifest(path) or {}
+            manifest = read_manifest(path, dict(identity=dict(source=str))) or {}
         except UserError:
             manifest = {}  # a damaged one is listed, and can be freed
-        source = manifest.get("identity", {}).get("source", "")
+        source = manifest["identity"]["source"] if manifest else ""
         source = source or ("left by a process that was killed" if is_left(path) else "")
         entries.append(dict(path=path, kind=kind, source=source,
                             bytes=sum(file.stat().st_size for file in files)))

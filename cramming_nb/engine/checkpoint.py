@@ -76,7 +76,7 @@ def save_checkpoint(folder: Path,                # of all checkpoints of a run
 
 # %% ../../nbs/engine/checkpoint.ipynb #5acd0303
 def collect_signals(caught: list[int]) -> ExitStack:
-    """Append SIGINT and SIGTERM to `caught`, until the stack that is returned is closed.
+    """Append SIGINT, SIGTERM and SIGHUP to `caught`, until the stack that is returned is closed.
 
     A second signal has its usual effect at once. A signal that is ignored stays ignored.
     Outside the main thread, where Python allows no handlers, nothing is collected.
@@ -87,7 +87,7 @@ def collect_signals(caught: list[int]) -> ExitStack:
         former.close()  # puts the former handlers back
 
     if current_thread() is main_thread():
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             handler = signal.getsignal(signum)
             if handler is not signal.SIG_IGN:
                 former.callback(signal.signal, signum, handler)

@@ -14,3 +14,12 @@ def placed(where: object) -> Iterator[None]:
     except UserError as error:
         error.args = (f"{where}: {error}",)
         raise
+
+@contextmanager
+def advised(advice: str) -> Iterator[None]:
+    "Put behind the message of a `UserError` what to do."
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{error}; {advice}",)
+        raise

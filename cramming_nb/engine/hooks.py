@@ -69,7 +69,7 @@ class Interval:
 
 # %% ../../nbs/engine/hooks.ipynb #c046d167
 class StopOnSignal(Hook):
-    "Ends the run, saved, on SIGINT (Ctrl-C) or SIGTERM. A second signal ends the process at once."
+    "Ends the run, saved, on SIGINT (Ctrl-C), SIGTERM or SIGHUP. A second one ends the process."
     def __init__(self):
         self.handlers = ExitStack()
 

@@ -21,9 +21,12 @@ cramming_nb.engine.errors.UserError: masking.rate 1.5: give a number above 0, at
 """
 
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Iterable
+from pathlib import Path
+from types import NoneType
 import yaml
 from .errors import UserError
 
@@ -120,6 +123,54 @@ def fits(value: object, kind: type | tuple[type, ...]) -> bool:
     "Whether a value from a file is of a type, or of one of several; true and false are no numbers."
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+MISSING = type(...)  # the kind of a field that may be missing
+NUMBER = (int, float)
+
+def kind_name(kinds: tuple) -> str:
+    "What a value should be, in words; of no kinds, a part that should not be there."
+    words = [{NoneType: "null", float: "number"}.get(kind, kind.__name__) for kind in kinds
+             if kind is not MISSING and (kind is not int or float not in kinds)]
+    return " or ".join(words) or "part of it"
+
+def require(where: str | os.PathLike, fields: object, kinds: dict):
+    """Raise a `UserError` unless `fields` has each name of `kinds`, with a value of that kind.
+
+    A kind is a type; a dictionary of kinds by name, with `...` for all other names; a list with
+    the kind of its entries, or with one for each of them; or several of these, as a tuple.
+    """
+    for name, allowed in kinds.items():
+        value = fields.get(name, ...) if isinstance(fields, dict) else ...
+        allowed = allowed if isinstance(allowed, tuple) else (allowed,)
+        types = tuple(type(kind) if isinstance(kind, dict | list) else kind for kind in allowed)
+        found = [kind for kind, its_type in zip(allowed, types) if fits(value, its_type)]
+        if not found:
+            raise UserError(f"{where}: field {name!r} is missing or no {kind_name(types)}")
+        if isinstance(found[0], dict):
+            known = {key: kind for key, kind in found[0].items() if key is not ...}
+            others = dict.fromkeys(value, found[0][...]) if ... in found[0] else {}
+            require(f"{where}: {name}", value, others | known)
+        elif isinstance(found[0], list):
+            entries, each = dict(enumerate(value, 1)), found[0]
+            each = each * len(value) if len(each) == 1 else each + [()] * (len(value) - len(each))
+            require(f"{where}: {name}", entries, dict(enumerate(each, 1)))
+
+def each_once(pairs: list[tuple[str, object]]) -> dict:
+    "An object of JSON; a key that is given twice is an error."
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        first, second, *_ = (str(value)[:40] for name, value in pairs if name == twice)
+        raise UserError(f"{twice!r} is given twice, as {first!r} and {second!r}; keep one")
+    return found
+
+def json_file(path: str | os.PathLike) -> object:
+    "The value of a JSON file; a `UserError` names the file that cannot be read."
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
 def check_field(field: dataclasses.Field, value: object):
     "Raise a `UserError` unless a value from a file is of the type of its field."

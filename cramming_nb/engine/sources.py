@@ -524,7 +524,7 @@ def listed_sources(path: str) -> list:
     return found
 
 # %% ../../nbs/engine/sources.ipynb #3f91fcff
-def sources(what: str | dict | Source | list,
+def sources(what: str | Path | dict | Source | list,
             within: tuple[str, ...] = (),  # YAML files that are being read
             ) -> list[Source]:
     "The sources that a string, a YAML file, a dict, a `Source`, or a list of these describe."
@@ -539,6 +539,7 @@ def sources(what: str | dict | Source | list,
             with placed(f"{within[-1]}, source {number}") if within else nullcontext():
                 found += sources(one, within)
         return found
+    what = str(what) if isinstance(what, Path) else what
     if not isinstance(what, str):
         return sources(of_fields(Source, what), within)
     if re.search(r"\.ya?ml$", what) and os.path.isfile(what):

@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 import pyarrow, pyarrow.parquet
-from .errors import UserError
+from .errors import UserError, placed
+from .options import each_once
 
 # %% ../../nbs/engine/tables.ipynb #52aa7cfd
 def file_suffix(path: str) -> str:
@@ -193,15 +194,19 @@ def read_plain(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
 def parse_json(text: str, path: str, line: int) -> object:
     "The value of a JSON text that begins in a line of a file."
     text = text.lstrip("\ufeff")
+    decode = partial(json.loads, object_pairs_hook=each_once)
+    where = path if "\n" in text.strip() else f"{path}, line {line}"
     try:
-        return json.loads(text)
+        with placed(where):
+            return decode(text)
     except RecursionError:
         problem = "objects are nested too deeply; flatten them"
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         problem = f"not JSON ({error.msg}); if the file is cut off, copy it again"
     except ValueError:  # an integer of thousands of digits
-        return json.loads(text, parse_int=str)
+        with placed(where):
+            return decode(text, parse_int=str)
     raise UserError(f"{path}, line {line}: {problem}") from None
 
 def check_object(value: object, path: str, place: str) -> dict:
@@ -234,15 +239,17 @@ def csv_rows(lines: Iterable[str], path: str) -> Iterator[tuple[int, list[str]]]
     "The rows of a CSV or TSV file that are not empty, each with the line in which it begins."
     csv.field_size_limit(1 << 28)  # characters
     quoting = csv.QUOTE_NONE if file_suffix(path) == ".tsv" else csv.QUOTE_MINIMAL
-    before, first = next(((n, line) for n, line in enumerate(lines) if line.strip()), (0, ""))
+    before, first = next(((n, line) for n, line in enumerate(lines)
+                          if line.strip(" \r\n")), (0, ""))
     said = re.match(r'"?sep=(.)"?\s*$', first)  # a line that Excel writes and reads
     delimiter = said[1] if said else delimiter_of(first)
     lines = lines if said else itertools.chain([first], lines)
-    begin = before = before + bool(said)
+    start = begin = before = before + bool(said)
     rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         for cells in rows:
-            if any(map(str.strip, cells)):
+            is_header = begin == start and len(cells) > 1  # which may lack its names
+            if any(map(str.strip, cells)) or is_header:
                 yield begin + 1, cells
             begin = before + rows.line_num
     except csv.Error as error:
@@ -256,6 +263,8 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     names = [name.strip().strip("\ufeff").strip() for name in header]
     if names and (names[0].startswith("# ") or names[0].startswith("#") and len(names) == 1):
         raise UserError(f"{path}, line {top}: this is a comment; delete it, the header comes first")
+    if names and not any(names):
+        raise UserError(f"{path}, line {top}: a header without names; write one such as text,label")
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise UserError(f"{path}, line {top}: two columns have the name {twice[0]!r}; rename one")
     if names and column and column not in names:
@@ -276,8 +285,12 @@ def parquet_columns(schema: pyarrow.Schema, column: str, path: str) -> list[str]
     usable = [name for name in types if not pyarrow.types.is_temporal(types[name])]
     if not column:
         return usable
-    name = column if column in types else column.split(".")[0]
-    if name not in usable:
+    name, *inner = [column] if column in types else column.split(".")
+    kind = types[name] if name in usable else None
+    for part in inner:
+        is_struct = kind is not None and pyarrow.types.is_struct(kind)
+        kind = {field.name: field.type for field in kind}.get(part) if is_struct else None
+    if kind is None:
         raise UserError(no_text(path, column, types, str(types.get(name, ""))))
     return [column, *{"id", "source"}.intersection(usable)]
 

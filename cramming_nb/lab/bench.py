@@ -322,6 +322,7 @@ def bench_data(
     "Megabytes a second from text to ordered sequences, ours and the reference's, in turns."
     if grow < 1:
         raise UserError(f"grow {grow:g}: give 1 or more times the text")
+    CorpusConfig(vocab_size=vocab_size)  # a size that cannot be is refused before work begins
     processes, ways = usable_cores(), dict(ours=our_rows, reference=reference_rows)
     with tempfile.TemporaryDirectory() as folder:
         text, more = Path(folder, "text.jsonl"), Path(folder, "more.jsonl")

@@ -15,16 +15,16 @@ import torch
 from tqdm import tqdm
 from .bench import bench_recipes, step_fields
 from ..budget import Budget
-from ..engine.errors import UserError, placed
+from ..engine.errors import UserError, advised, placed
 from ..engine.checkpoint import Interrupted
 from ..engine.sources import cache_dir
 from ..engine.hardware import Hardware
 from ..recipes import Recipe, change, load_recipe
-from ..app.records import NUMBER, RunRecord, require
+from ..app.records import RunRecord
 from ..app.run import Run, execute, run_name
 from ..engine.files import Busy, lock, write_text
 from ..engine.jobs import Local, Processes, Ray
-from ..engine.options import of_fields, yaml_file
+from ..engine.options import NUMBER, json_file, of_fields, require, yaml_file
 
 # %% ../../nbs/lab/experiments.ipynb #0fc03495
 @dataclass(frozen=True)
@@ -74,13 +74,10 @@ def read_list(path: Path) -> list[Entry]:
 # %% ../../nbs/lab/experiments.ipynb #bd55005b
 def read_throughputs(path: Path) -> list[dict]:
     "The entries of a file of throughputs; none if it is missing."
-    try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        for row in known:
-            require(path, row, dict(pace=dict, tokens_per_second=NUMBER))
-    except (OSError, ValueError, TypeError, UserError) as error:
-        raise UserError(f"{path}: no file of throughputs ({error}); delete it, and they are "
-                        "measured again") from None
+    with advised("delete it, and they are measured again"):
+        known = json_file(path) if path.exists() else []
+        rows = [dict(pace=dict, tokens_per_second=NUMBER)]
+        require(path, dict(throughputs=known), dict(throughputs=rows))
     return known
 
 def lacking(known: list[dict], paces: list[dict]) -> list[dict]:

@@ -20,7 +20,7 @@ from ..architecture import flops_per_token, parameters_by_part
 from .bench import bench_recipes
 from ..budget import Budget
 from ..engine.errors import UserError
-from ..corpus import corpus_key
+from ..corpus import MANIFEST, corpus_key
 from ..engine.sources import cache_dir, source_identity
 from ..engine.hardware import Hardware
 from ..recipes import Recipe, change, diff, load_recipe
@@ -251,10 +251,12 @@ class Plan:
 
     def line(self) -> str:
         "The recommended size in one line."
-        one = self.recommended
+        one, loss = self.recommended, "too few tokens to predict its held-out loss"
+        if one.enough:
+            loss = f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}"
         return (f"plan for {self.budget}: {one.size_name()} (layers × width), "
                 f"{one.parameters / 1e6:.1f} M parameters, {one.tokens / 1e6:,.1f} M tokens, "
-                f"predicted held-out loss {one.loss:.2f} ± {one.error:.2f}")
+                f"{loss}")
 
     def _repr_markdown_(self) -> str:
         rows = ["| | layers × width | parameters | tokens/s | tokens | predicted loss |",
@@ -344,7 +346,7 @@ def known_tokens(source: str, config: "CorpusConfig", data_dir: Path | None = No
     if "hub:" in source:
         return math.inf
     key = corpus_key(source_identity(source), config)
-    manifest = read_manifest(Path(data_dir or cache_dir()) / f"corpus-{key}")
+    manifest = read_manifest(Path(data_dir or cache_dir()) / f"corpus-{key}", MANIFEST)
     return math.prod(manifest["files"]["train"]["shape"]) if manifest else math.inf
 
 # %% ../../nbs/lab/plan.ipynb #013dd155b
