@@ -1,9 +1,10 @@
-"""The records of the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE.
+"""The records of the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE, and frozen.
 
-python experiments/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--pairs BLIMP]
+python experiments/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--frozen] [--pairs BLIMP]
 
 Each run is fine-tuned once on each task of the folder GLUE, by the protocol that `pocket` has now, and so is the
-same model with random weights, unless a record in OUT_FOLDER has scored these already. With --pairs, it also judges
+same model with random weights, unless a record in OUT_FOLDER has scored these already. With --frozen, linear models
+also read the frozen features, alone and together with a bag of words. With --pairs, it also judges
 the minimal pairs of BLiMP. OUT_FOLDER gets the record of each run with these scores. The command resumes.
 """
 
@@ -15,8 +16,9 @@ from pathlib import Path
 from blimp import main as judge_minimal_pairs
 
 from cramming_nb.app.finetuning import evaluate
+from cramming_nb.app.frozen import frozen_scores
 from cramming_nb.app.records import RunRecord, record_key
-from cramming_nb.app.run import Run, hardware_of, load_run
+from cramming_nb.app.run import Run, hardware_of, load_run, tokenizer_of
 from cramming_nb.glue import Protocol, load_glue
 from cramming_nb.recipes import load_recipe
 
@@ -29,7 +31,7 @@ def known_baseline(record: RunRecord, out: Path, digests: dict[str, str]) -> lis
 
     def causes(record: RunRecord) -> tuple:
         tokenizer = record.corpus["files"]["tokenizer.json"]["sha256"]
-        return record.recipe["architecture"], record.recipe["protocol"], tokenizer, record.seed
+        return record.recipe["architecture"] | {"init": "normal"}, record.recipe["protocol"], tokenizer, record.seed
 
     for path in sorted(out.glob("crossing_*.json")):
         known = RunRecord.read(path)
@@ -58,6 +60,16 @@ def glue_results(run: Run, record: RunRecord, glue: str, out: Path) -> list[dict
     return scored + known
 
 
+def frozen_results(run: Run, glue: str) -> list[dict]:
+    """The scores of a run's frozen features, alone and together with a bag of words."""
+    arch, checkpoints = run.recipe.architecture, run.folder / "checkpoints"
+    kept = run.folder / "crossing" / "frozen"
+    scored = frozen_scores(
+        load_glue(glue), arch, checkpoints, tokenizer_of(run), kept, hardware_of(run), range(0), progress=False
+    )
+    return [result | dict(seed=run.seed) for result in scored]
+
+
 def record_name(record: RunRecord) -> str:
     """The name of a record's file: size, minutes and seed."""
     minutes = record.budget.split("@")[0]
@@ -70,6 +82,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("glue", help="folder of GLUE tasks")
     parser.add_argument("out", type=Path, help="folder of records")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--frozen", action="store_true", help="score the frozen features as well")
     parser.add_argument("--pairs", help="folder of BLiMP's paradigms")
     args = parser.parse_args(argv)
     protocol = load_recipe("pocket").protocol
@@ -78,7 +91,8 @@ def main(argv: list[str] | None = None):
         recipe = asdict(replace(run.recipe, protocol=protocol))
         key = record_key(recipe, record.budget, record.seed, record.corpus)
         record = replace(record, key=key, recipe=recipe)
-        record = replace(record, results=glue_results(run, record, args.glue, args.out))
+        results = glue_results(run, record, args.glue, args.out)
+        record = replace(record, results=results + (frozen_results(run, args.glue) if args.frozen else []))
         name = record_name(record)
         if args.pairs:
             judge_minimal_pairs(

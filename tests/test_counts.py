@@ -58,28 +58,28 @@ def test_sparse_counts_are_plain_ones(window, length):
 
 def test_vectors_are_the_plain_decomposition_up_to_a_rotation():
     rows = some_rows(60, (40, 32))
-    plain = plain_information(plain_counts(rows, 60, 4))
+    plain = plain_information(plain_counts(rows, 60, counts.WINDOW))
     u, s, _ = np.linalg.svd(plain)
     for width in (60, 80):  # all there is, and more: then the approximation is exact
-        vectors = counts.count_vectors(rows, 60, width, 0.02, seed=3)
-        ours, exact = vectors @ vectors.T, (u * s) @ u.T
+        vectors = counts.count_vectors(rows, 60, width, seed=3)
+        ours, exact = vectors @ vectors.T, (u * s**2) @ u.T
         assert vectors.shape == (60, width) and np.abs(ours / ours.max() - exact / exact.max()).max() < 1e-4
     few = counts.factors(counts.positive_pmi(counts.count_pairs([rows], 60)), 16)
-    found, best = np.square(few.T @ few).sum(), np.square(s[:16]).sum()
+    found, best = np.square(few).sum(), np.square(s[:16]).sum()
     assert 0.98 * best < found < 1.0001 * best
 
 
 def test_vectors_have_the_size_and_the_rotation_that_is_asked_for():
     rows = some_rows(60, (40, 32))
-    first, again, other = (counts.count_vectors(rows, 60, 16, 0.02, seed) for seed in (1, 1, 2))
+    first, again, other = (counts.count_vectors(rows, 60, 16, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again) and np.abs(first - other).max() > 0.01
     assert np.allclose(first @ first.T, other @ other.T, atol=1e-6)
     found = first.any(1)
-    assert found.sum() == 54 and np.square(first[found]).mean() ** 0.5 == pytest.approx(0.02, rel=1e-5)
+    assert found.sum() == 54 and np.square(first[found]).sum(1).mean() == pytest.approx(1, rel=1e-5)
 
 
 def test_text_of_one_token_gives_no_vectors():
-    assert not counts.count_vectors(np.full((4, 8), 3, np.uint16), 20, 8, 0.02, 0)[4:].any()
+    assert not counts.count_vectors(np.full((4, 8), 3, np.uint16), 20, 8, 0)[4:].any()
 
 
 @pytest.mark.parametrize("length", [32, 128])
@@ -100,7 +100,7 @@ def test_a_large_vocabulary_takes_little_memory():
     """As a table of 32-bit numbers the counts alone would take 4.3 GB."""
     rows = some_rows(32768, (1 << 13, 128))
     tracemalloc.start()
-    vectors = counts.count_vectors(rows, 32768, 64, 0.02, 0)
+    vectors = counts.count_vectors(rows, 32768, 64, 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.7e9, peak
@@ -137,7 +137,7 @@ def test_embedding_and_decoder_are_replaced_and_nothing_else(make, changes, obje
     after, masters = tensors(learner), learner.optimizer.named
     name = "encoder.embedding.weight"
     width = changes.get("embedding_size", 32)
-    expected = torch.from_numpy(counts.count_vectors(learner.corpus.rows, 400, width, 0.02, 0))
+    expected = torch.from_numpy(counts.count_vectors(learner.corpus.rows, 400, width, 0))
     seen = expected.any(1)
     assert seen.sum() == len(np.unique(learner.corpus.rows)) < 400 and not seen[MASK]
     replaced = {name, "decoder", "generator.decoder"} & after.keys()

@@ -259,7 +259,7 @@ NO_TABLES = {  # name of the file: (its bytes, words of the line)
     "huge.csv": (labelled("1e308", "-1e308", "0.5").encode(), "line 2", "1e308", "too large"),
     "none.csv": (labelled("nan").encode(), "no row has a label"),
     "folder.csv": (None, "directory"),
-    "binary.parquet": (parquet([text.encode() for text in TEXTS], [0, 1] * 30), "line 1", "a bytes in column 'text'"),
+    "binary.parquet": (parquet([text.encode() for text in TEXTS], [0, 1] * 30), "row 1", "a bytes in column 'text'"),
 }
 
 

@@ -198,7 +198,7 @@ DECIDES = {
     "held-out rows": with_("0" * 64, "corpus", "files", "heldout", "sha256"),
 }
 DOES_NOT = {
-    "machine": with_(dict(processor="another"), "environment"),
+    "machine": with_("another", "environment", "processor"),
     "versions of the text": with_(dict(python="3"), "corpus", "identity", "packages"),
     "timing of stages": with_(9.0, "corpus", "stages", 0, "seconds"),
     "timing of pretraining": with_(dict(step=1.0), "pretraining", "shares"),

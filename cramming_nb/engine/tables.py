@@ -239,17 +239,15 @@ def csv_rows(lines: Iterable[str], path: str) -> Iterator[tuple[int, list[str]]]
     "The rows of a CSV or TSV file that are not empty, each with the line in which it begins."
     csv.field_size_limit(1 << 28)  # characters
     quoting = csv.QUOTE_NONE if file_suffix(path) == ".tsv" else csv.QUOTE_MINIMAL
-    before, first = next(((n, line) for n, line in enumerate(lines)
-                          if line.strip(" \r\n")), (0, ""))
+    before, first = next(((n, line) for n, line in enumerate(lines) if line.strip()), (0, ""))
     said = re.match(r'"?sep=(.)"?\s*$', first)  # a line that Excel writes and reads
     delimiter = said[1] if said else delimiter_of(first)
     lines = lines if said else itertools.chain([first], lines)
-    start = begin = before = before + bool(said)
+    begin = before = before + bool(said)
     rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         for cells in rows:
-            is_header = begin == start and len(cells) > 1  # which may lack its names
-            if any(map(str.strip, cells)) or is_header:
+            if any(map(str.strip, cells)):
                 yield begin + 1, cells
             begin = before + rows.line_num
     except csv.Error as error:
@@ -263,8 +261,6 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     names = [name.strip().strip("\ufeff").strip() for name in header]
     if names and (names[0].startswith("# ") or names[0].startswith("#") and len(names) == 1):
         raise UserError(f"{path}, line {top}: this is a comment; delete it, the header comes first")
-    if names and not any(names):
-        raise UserError(f"{path}, line {top}: a header without names; write one such as text,label")
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise UserError(f"{path}, line {top}: two columns have the name {twice[0]!r}; rename one")
     if names and column and column not in names:
