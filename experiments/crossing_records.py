@@ -1,9 +1,9 @@
 """The records of the crossing: finished runs of records/lab/crossing.yaml, fine-tuned on GLUE, and frozen.
 
-python experiments/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--frozen] [--pairs BLIMP]
+python experiments/crossing_records.py GLUE OUT_FOLDER RUN [RUN ...] [--no-baseline] [--frozen] [--pairs BLIMP]
 
 Each run is fine-tuned once on each task of the folder GLUE, by the protocol that `pocket` has now, and so is the
-same model with random weights, unless a record in OUT_FOLDER has scored these already. With --frozen, linear models
+same model with random weights, unless this is not wanted or a record in OUT_FOLDER has scored these already. With --frozen, linear models
 also read the frozen features, alone and together with a bag of words. With --pairs, it also judges
 the minimal pairs of BLiMP. OUT_FOLDER gets the record of each run with these scores. The command resumes.
 """
@@ -42,10 +42,10 @@ def known_baseline(record: RunRecord, out: Path, digests: dict[str, str]) -> lis
     return []
 
 
-def glue_results(run: Run, record: RunRecord, glue: str, out: Path) -> list[dict]:
-    """The scores of a run on the tasks of a folder, and those of the same model with random weights."""
+def glue_results(run: Run, record: RunRecord, glue: str, out: Path, baseline: bool) -> list[dict]:
+    """The scores of a run on the tasks of a folder, and on request those of the same model with random weights."""
     data, protocol = load_glue(glue), Protocol(**record.recipe["protocol"])
-    known = known_baseline(record, out, {name: task.digest for name, task in data.items()})
+    known = known_baseline(record, out, {name: task.digest for name, task in data.items()}) if baseline else []
     scored = evaluate(
         data,
         run.recipe.architecture,
@@ -55,7 +55,7 @@ def glue_results(run: Run, record: RunRecord, glue: str, out: Path) -> list[dict
         run.folder / "crossing",
         hardware_of(run),
         range(run.seed, run.seed + 1),
-        baseline=not known,
+        baseline=baseline and not known,
     )
     return scored + known
 
@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("glue", help="folder of GLUE tasks")
     parser.add_argument("out", type=Path, help="folder of records")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--no-baseline", action="store_true", help="leave random weights out")
     parser.add_argument("--frozen", action="store_true", help="score the frozen features as well")
     parser.add_argument("--pairs", help="folder of BLiMP's paradigms")
     args = parser.parse_args(argv)
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None):
         recipe = asdict(replace(run.recipe, protocol=protocol))
         key = record_key(recipe, record.budget, record.seed, record.corpus)
         record = replace(record, key=key, recipe=recipe)
-        results = glue_results(run, record, args.glue, args.out)
+        results = glue_results(run, record, args.glue, args.out, not args.no_baseline)
         record = replace(record, results=results + (frozen_results(run, args.glue) if args.frozen else []))
         name = record_name(record)
         if args.pairs:
