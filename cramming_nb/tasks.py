@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .engine.errors import UserError, placed
-from .engine.options import each_once
 from .engine.sources import hub_revision, parse_hub
+from .engine.tables import each_once
 from .engine.files import atomic_write
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -163,7 +163,7 @@ BETWEEN = {  # name: (harm between stop and resume, words of the line that refus
     "lock gone": (lambda s: (s.folder / ".lock").unlink(), [], None),
     "run.json gone": (
         lambda s: (s.folder / "run.json").rename(s.home / "run.json"),
-        ["run.json cannot be read", "put it back"],
+        ["run.json: cannot be read", "put it back"],
         lambda s: (s.home / "run.json").rename(s.folder / "run.json"),
     ),
 }

@@ -58,7 +58,7 @@ def test_a_record(finished, tmp_path, monkeypatch):
     data["provenance"]["plan"] = dict(predicted=3.0, error=0.1)
     path.write_text(json.dumps(data))
     monkeypatch.setattr(records, "record_key", lambda *decisive: data["key"])
-    news = [(None,), ({"a": None},)]
+    news = [(None,), ({"a": None},), (0,), (10**400,)]
     use_all(path, lambda: run.summary(records.RunRecord.read(path)), [()])
     assert use_all(path, lambda: records.report(records.RunRecord.read(path), markdown=True), news) > 100
 
@@ -117,3 +117,12 @@ def test_kinds(fields, words):
     with pytest.raises(UserError) as error:
         require("file", json.loads(fields), KINDS)
     assert str(error.value) == f"file: {words}"
+
+
+@pytest.mark.parametrize("damage", ["null", "3", '"x"', "[]", "NaN", "[" * 100_000], ids=lambda damage: damage[:4])
+def test_state_of_a_checkpoint_that_is_no_object(damage, a_copy):
+    """As if it were cut off: the checkpoint before it is taken."""
+    newest = sorted((a_copy.folder / "checkpoints").glob("step-*"))[-1]
+    (newest / "state.json").write_text(damage)
+    done = a_copy.command("predict", "first", "the [MASK] of it")
+    assert done.code == 0 and "%" in done.out

@@ -37,7 +37,7 @@ STEADY = 1.25  # the fastest of some measured rates over the slowest, at most
 def rate_spread(pretraining: dict) -> float:
     "How many times the highest of the measured matrix rates is the lowest."
     rates = pretraining["matrix_rates"]
-    return max(rates) / min(rates) if rates else 1.0
+    return max(rates) / min(rates) if rates and min(rates) > 0 else 1.0
 
 def utilisation_text(pretraining: dict) -> str:
     "MFU by the measured matrix rate; `not known`, or `unclear` where that rate varied."

@@ -46,7 +46,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict):
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict] | None:
     "Tensors and state of one checkpoint, or None if its checksum does not hold."
-    state = json.loads((path / "state.json").read_text())
+    state = dict(json.loads((path / "state.json").read_text()))
     checksum = state.pop("sha256")
     if checksum != checkpoint_checksum(path / "tensors.safetensors", state):
         return None
@@ -119,7 +119,8 @@ def load_checkpoint(folder: Path, say: Callable[[str], None] = print
         with watch_signals():
             try:
                 loaded, problem = read_checkpoint(path), "is damaged"
-            except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            except (OSError, KeyError, TypeError, ValueError, RecursionError,
+                    SafetensorError) as error:
                 loaded, problem = None, f"cannot be read ({type(error).__name__})"
         if loaded:
             return loaded

@@ -155,20 +155,16 @@ def require(where: str | os.PathLike, fields: object, kinds: dict):
             each = each * len(value) if len(each) == 1 else each + [()] * (len(value) - len(each))
             require(f"{where}: {name}", entries, dict(enumerate(each, 1)))
 
-def each_once(pairs: list[tuple[str, object]]) -> dict:
-    "An object of JSON; a key that is given twice is an error."
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        first, second, *_ = (str(value)[:40] for name, value in pairs if name == twice)
-        raise UserError(f"{twice!r} is given twice, as {first!r} and {second!r}; keep one")
-    return found
+def whole(digits: str) -> int:
+    "A whole number of JSON; one of hundreds of digits, of which nothing can be computed, is an error."
+    if len(digits) > 40:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 def json_file(path: str | os.PathLike) -> object:
     "The value of a JSON file; a `UserError` names the file that cannot be read."
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_int=whole)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 import pyarrow, pyarrow.parquet
 from .errors import UserError, placed
-from .options import each_once
 
 # %% ../../nbs/engine/tables.ipynb #52aa7cfd
 def file_suffix(path: str) -> str:
@@ -190,6 +189,16 @@ Row = tuple[str, dict]  # the place in the file, such as "line 12", and the cell
 def read_plain(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     "Read a whole text as one row."
     yield "line 1", {column: "".join(lines)}
+
+def each_once(pairs: list[tuple[str, object]]) -> dict:
+    "An object of JSON; a key that is given twice is an error."
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        first, second, *_ = (str(value)[:40] for name, value in pairs if name == twice)
+        raise UserError(f"{twice!r} is given twice, as {first!r} and {second!r}; keep one")
+    return found
 
 def parse_json(text: str, path: str, line: int) -> object:
     "The value of a JSON text that begins in a line of a file."
