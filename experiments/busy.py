@@ -2,7 +2,7 @@
 
 python experiments/busy.py [--rounds N] [--seconds S]
 
-`pocket-1` is pretrained on the documentation of Python in turns, each time in a process of its own: on two threads that
+`pocket` is pretrained on the documentation of Python in turns, each time in a process of its own: on two threads that
 wait for each other in three ways, and on one; alone, beside one program that computes without a pause, and beside two.
 The record holds tokens a second, by the number of programs. The machine should do nothing else.
 """
@@ -46,7 +46,7 @@ def busy_programs(count: int):
 def tokens_per_second(way: str, seconds: int, folder: Path, name: str) -> float:
     """The speed of the steps of one run."""
     environ = {key: value for key, value in os.environ.items() if key not in WAITING} | WAYS[way]
-    command = [sys.executable, "-m", "cramming_nb.app.cli", "pretrain", "pocket-1", "--source", "machine:python"]
+    command = [sys.executable, "-m", "cramming_nb.app.cli", "pretrain", "pocket", "--source", "machine:python"]
     command += ["--budget", f"{seconds}s", "--name", name, "--data-dir", str(folder / "data")]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     if done.returncode:

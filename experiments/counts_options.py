@@ -2,7 +2,7 @@
 
 python experiments/counts_options.py TEXT.jsonl.zst [--steps 244]
 
-The recipe `pocket-1` trains on the same sequences with the same masks, from random vectors and from vectors of each kind,
+The recipe `pocket` trains on the same sequences with the same masks, from random vectors and from vectors of each kind,
 one seed after the other. What was expected before the runs is in the record. 244 steps read a million tokens. What the
 record has is not done again.
 """
@@ -34,7 +34,7 @@ KINDS = {  # tokens to each side that are the context, and the power of the sing
     "power 1": (4, 1.0),
 }
 SETTINGS = {
-    "recipe": "pocket-1",
+    "recipe": "pocket",
     "seeds": [1, 2, 3],
     "predicted": {"random": 0.18, "window 1": 0.05, "window 2": 0.0, "window 8": 0.01, "power 0": 0.0, "power 1": 0.02},
 }

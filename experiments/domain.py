@@ -205,7 +205,7 @@ class Example:
 
     def pretrain(self, arm: str, seed: int):
         """Pretrain a model of an arm, or find it finished."""
-        recipe = change(load_recipe("pocket-1"), {"training.compile": "never"})
+        recipe = change(load_recipe("pocket"), {"training.compile": "never"})
         run = Run(recipe, self.sources[arm], self.budget, seed, self.work / f"{arm}-{seed}",
                   self.work / "data", progress=False)
         corpus = corpus_of(run)

@@ -1,4 +1,4 @@
-"""How much faster a step of `pocket-1` gets on an AMD processor when MKL takes its AVX2 code: records/bench/amd.json.
+"""How much faster a step of `pocket` gets on an AMD processor when MKL takes its AVX2 code: records/bench/amd.json.
 
 python experiments/mkl_on_amd.py LIBRARY [--rounds N]
 
@@ -24,8 +24,8 @@ RECORD = Path(__file__).resolve().parents[1] / "records/bench/amd.json"
 
 
 def seconds_of_steps(library: Path | None) -> float:
-    """Seconds of steps of `pocket-1` in a new process, which loads `library` before all others."""
-    recipe = load_recipe("pocket-1")
+    """Seconds of steps of `pocket` in a new process, which loads `library` before all others."""
+    recipe = load_recipe("pocket")
     hardware = Hardware.detect(DTYPES[recipe.training.dtype])
     if library:
         os.environ["LD_PRELOAD"] = str(library)

@@ -2,7 +2,7 @@
 
 python experiments/muon_split.py TEXT.jsonl.zst [--steps 244]
 
-Both train the recipe `pocket-1` on the same sequences with the same masks, one seed after the other. What was expected
+Both train the recipe `pocket` on the same sequences with the same masks, one seed after the other. What was expected
 before the runs is in the record: that splitting lowers the held-out loss by 0.01 nats. 244 steps read a million tokens.
 """
 
@@ -23,7 +23,7 @@ from cramming_nb.schedule import lr_factor
 
 RECORD = Path(__file__).resolve().parents[1] / "records/lab/muon_split.json"
 SETTINGS = {
-    "recipe": "pocket-1",
+    "recipe": "pocket",
     "optimizer": "muon",
     "lr": 6e-3,
     "batch_size": 32,

@@ -2,7 +2,7 @@
 
 python experiments/processes.py [--rounds N] [--budget 40s]
 
-`pocket-1` is pretrained on the documentation of Python, as one process of two threads and as two processes of one
+`pocket` is pretrained on the documentation of Python, as one process of two threads and as two processes of one
 thread that exchange gradients, in turns. The record holds tokens a second of both for each round; the time of
 compiling, validation and checkpoints is not counted. The machine should do nothing else.
 """
@@ -32,7 +32,7 @@ WAYS = {  # name: (threads of each process, how it is started)
 def tokens_per_second(way: str, budget: str, folder: Path, number: int) -> float:
     """The speed of the steps of one run; `number` is the name of its folder."""
     threads, start = WAYS[way]
-    command = [sys.executable, *start, "-m", "cramming_nb.app.cli", "pretrain", "pocket-1", "--source", "machine:python"]
+    command = [sys.executable, *start, "-m", "cramming_nb.app.cli", "pretrain", "pocket", "--source", "machine:python"]
     command += ["--budget", budget, "--name", str(number), "--data-dir", str(folder / "data")]
     command += ["--set", "training.compile=always"]
     environ = os.environ | {"OMP_NUM_THREADS": str(threads)}

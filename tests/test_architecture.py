@@ -423,7 +423,6 @@ SIZES = {
     "crammed-minimal-architecture": 110.9,
     "izsak": 337.1,
     "pocket": 3_411_968,
-    "pocket-1": 3_411_968,
     "crammed-nb": 119_592_960,
     "sprint": 119_592_960,
 }

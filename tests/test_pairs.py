@@ -216,7 +216,7 @@ def test_old_recipes_read_pairs_together(tmp_path):
     (tmp_path / "old.yaml").write_text("protocol: {epochs: 3}\n")
     assert load_recipe(str(tmp_path / "old.yaml")).protocol == Protocol(epochs=3, pairs="joint")
     apart = {name for name, recipe in RECIPES.items() if recipe.protocol.pairs == "apart"}
-    assert apart == {"pocket", "pocket-1", "sprint"}  # the paper's recipes, and ours for a day, read pairs as the paper does
+    assert apart == {"pocket", "sprint"}  # the paper's recipes, and ours for a day, read pairs as the paper does
     assert {recipe.protocol.pairs for name, recipe in RECIPES.items() if name not in apart} == {"joint"}
     mine = change(RECIPES["pocket"], {"protocol.pairs": "both"})
     (tmp_path / "mine.yaml").write_text(mine.to_yaml())

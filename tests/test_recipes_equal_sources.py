@@ -16,7 +16,7 @@ import yaml
 from cramming_nb.architecture import MaskedLM, num_parameters
 from cramming_nb.recipes import RECIPES, Recipe, diff, flat
 
-OURS = {"pocket", "pocket-1", "crammed-nb", "sprint"}
+OURS = {"pocket", "crammed-nb", "sprint"}
 
 PLAIN_TEXT = {
     "corpus.tokenizer": ("wordpiece", "D 3, P1 4.1"),
