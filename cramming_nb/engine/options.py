@@ -156,7 +156,7 @@ def require(where: str | os.PathLike, fields: object, kinds: dict):
             require(f"{where}: {name}", entries, dict(enumerate(each, 1)))
 
 def whole(digits: str) -> int:
-    "A whole number of JSON; one of hundreds of digits, of which nothing can be computed, is an error."
+    "A whole number of JSON; one of hundreds of digits, too large to compute with, is an error."
     if len(digits) > 40:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
