@@ -230,10 +230,16 @@ def test_a_tokenizer_of_another_model_is_refused(a_copy):
     refused(a_copy.command("predict", "first", "a [MASK]"), "its tokenizer.json has 8,192 tokens and the model 400")
 
 
-CONFIGS = {  # change of a classifier's config.json -> words of the line
-    "no learned_length": lambda config: config.pop("learned_length"),
-    "no problem_type": lambda config: config.pop("problem_type"),
-    "no exported classifier": lambda config: config.update(id2label=["a", "b"]),
+CONFIGS = {  # words of the line -> change of a classifier's config.json
+    "config.json: a classifier: field 'learned_length' is missing": lambda config: config.pop("learned_length"),
+    "config.json: a classifier: field 'problem_type' is missing": lambda config: config.pop("problem_type"),
+    "config.json: a classifier: field 'id2label' is missing or no dict": lambda config: config.update(id2label=["a", "b"]),
+    "config.json: id2label: field '1' is missing": lambda config: config.update(id2label={"0": "a", "2": "b"}),
+    "config.json: learned_length -1; the model reads up to": lambda config: config.update(learned_length=-1),
+    "learned_length 1000000; ": lambda config: config.update(learned_length=1_000_000),
+    "architecture: num_heads 2.0; write a whole number": lambda config: config["architecture"].update(num_heads=2.0),
+    "architecture: tie_embeddings {}; write true or": lambda config: config["architecture"].update(tie_embeddings={}),
+    "model.safetensors does not fit config.json": lambda config: config["architecture"].update(ffn_size=8),
 }
 
 

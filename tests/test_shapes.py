@@ -2,13 +2,16 @@
 
 import copy
 import json
+import math
 import shutil
 
 import pytest
 from conftest import command, forget_pretraining
 from test_bad_input import refused
+from test_faults_of_entries import table_of
 
-from cramming_nb.app import records, run
+from cramming_nb.app import labels, records, run
+from cramming_nb.app.export import classify, fill_mask, load_model
 from cramming_nb.corpus import Corpus, filter_note
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.options import MISSING, NUMBER, require
@@ -69,6 +72,35 @@ def test_a_run(a_copy):
         run.provenance_of(found, run.read_run(a_copy.folder))
 
     assert use_all(a_copy.folder / "run.json", use) > 100
+
+
+def test_an_export(a_copy):
+    folder = a_copy.folder / "export"
+    news = [(), (None,), ({"a": None},), (-1,), (math.nan,), ([],)]
+    assert use_all(folder / "config.json", lambda: fill_mask(*load_model(folder), "the [MASK] of it"), news) > 100
+
+
+def test_a_classifier(a_copy):
+    """Its configuration, and what is found again of its making."""
+    table = table_of(a_copy.home, ["ab"[i % 2] for i in range(60)])
+    again = ("finetune", "first", table, "--epochs", "1")
+    assert a_copy.command(*again).code == 0
+    folder = a_copy.folder / "t"
+    news = [(), (None,), ({"a": None},), (-1,), (math.nan,), ([],)]
+    path = folder / "export" / "config.json"
+    text = path.read_text()
+    assert use_all(path, lambda: classify(folder / "export", ["the end of it"]), news) > 100
+    path.write_text(text)
+
+    def use():
+        kept = labels.read_kept(folder / "results.json")
+        labels.ClassifierResult(folder, **{name: kept[name] for name in kept if name not in ("key", "file")}).report()
+
+    path = folder / "results.json"
+    text = path.read_text()
+    assert use_all(path, use, [(), (None,), ({"a": None},), ([],), ([3],)]) > 50
+    path.write_text(text.replace('"init": "both"', '"init": "frozen"'))
+    refused(a_copy.command(*again), "results.json: field 'results' has", "instead of constant, counting", "; delete it")
 
 
 def test_a_corpus(tiny, finished, tmp_path):

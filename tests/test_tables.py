@@ -93,6 +93,14 @@ def test_another_encoding_after_many_megabytes(tmp_path):
 def test_a_number_of_thousands_of_digits_does_not_end_the_reading(tmp_path):
     row = '{"text": "a garden", "n": ' + "1" * 5000 + "}\n"
     assert texts(written(tmp_path, "a.jsonl", row * 2)) == ["a garden"] * 2
+    array = '[{"text": "a garden", "n": ' + "1" * 5000 + '}, {"text": 5}]'
+    assert "row 2" in (said := refusal(written(tmp_path, "a.json", array))) and "int" in said
+    assert "float" in refusal(written(tmp_path, "b.jsonl", '{"text": ' + "1" * 5000 + "}\n"))
+
+
+@pytest.mark.parametrize("lines", ['["a garden"]\n["a river"]\n', '"a garden" "a river"\n', '{"text": "a"} {"text": "b"}\n'])
+def test_lines_of_json_that_are_no_objects(lines, tmp_path):
+    assert "one object with columns such as 'text' on each line" in refusal(written(tmp_path, "a.jsonl", lines))
 
 
 def test_blanks_around_a_column_are_not_part_of_its_name(tmp_path):

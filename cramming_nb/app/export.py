@@ -8,7 +8,8 @@ __all__ = ['DEMO', 'to_bert', 'from_bert', 'load_checkpointed', 'export_model', 
 
 # %% ../../nbs/app/export.ipynb #a731d2f8
 import json, logging, os, re, shutil, warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -20,12 +21,13 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from ..architecture import (
     ACTIVATIONS, Architecture, Encoder, MaskedLM, SequenceClassifier, ffn_widths)
-from ..engine.errors import UserError
+from ..engine.errors import UserError, placed
 from ..engine.checkpoint import save_tensors
 from ..glue import encode, load_weights, trained_weights
 from .records import RunRecord, render
 from .scores import ScoreTable
 from ..engine.files import atomic_write
+from ..engine.options import json_file, of_fields, require
 from ..tokenizer import PAD, save_tokenizer
 
 # %% ../../nbs/app/export.ipynb #demo0002
@@ -173,10 +175,11 @@ SCHEMA = 2  # of an exported folder; since 2, rotary positions pair features hal
 def read_architecture(config: dict) -> Architecture:
     "The architecture that a config.json names; refuses what another version exported."
     if "architecture" not in config:
-        raise UserError("its config.json names no architecture of this package")
+        raise UserError("no architecture of this package is named")
     if config.get("schema") != SCHEMA:
         raise UserError("another version of cramming_nb exported it")
-    return Architecture(**config["architecture"])
+    with placed("architecture"):
+        return of_fields(Architecture, config["architecture"])
 
 def sentence_files(arch: Architecture) -> dict[str, object]:
     "What `sentence-transformers` reads beside the files of `transformers`, by file name."
@@ -282,9 +285,18 @@ def exported_config(folder: Path) -> dict:
         return {}
     return config if isinstance(config, dict) else {}
 
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    "Put before an error's message, whatever its kind, the file that it is about."
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{file}: {error}") from None
+
 def exported_tokenizer(folder: Path, arch: Architecture) -> Tokenizer:
     "The tokenizer of an exported folder; that of another model is an error."
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with naming("tokenizer.json"):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     size = tokenizer.get_vocab_size()  # the model may have more rows
     if size > arch.vocab_size:
         raise UserError(f"its tokenizer.json has {size:,} tokens and the model "
@@ -301,14 +313,17 @@ def read_export(
     "The model of an exported folder, in float32 and ready to predict, and its tokenizer."
     folder = Path(folder)
     try:
-        config = config or json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        arch = read_architecture(config)
-        stored = load_file(folder / "model.safetensors")
-        weights = {name.removeprefix("model."): weight for name, weight in stored.items()}
-        if config["model_type"] == "bert":
-            weights = from_bert(stored, arch)
-        model = build(arch)
-        model.load_state_dict(weights)
+        config = config or json_file(folder / "config.json")
+        with naming("model.safetensors"):
+            stored = load_file(folder / "model.safetensors")
+        with naming("config.json"):
+            arch = read_architecture(config)
+            model = build(arch)
+        with naming("model.safetensors does not fit config.json"):
+            weights = {name.removeprefix("model."): weight for name, weight in stored.items()}
+            if config.get("model_type") == "bert":
+                weights = from_bert(stored, arch)
+            model.load_state_dict(weights)
         return model.eval(), exported_tokenizer(folder, arch)
     except Exception as error:  # for a damaged tokenizer it is a plain Exception
         reason = shorten(" ".join(str(error).split()), 160)
@@ -458,14 +473,20 @@ def write_classifier(
                 split_special_tokens=True)  # "[SEP]" in a text is a word, as for `encode`
 
 # %% ../../nbs/app/export.ipynb #ea76ae35
+CLASSIFIER = dict(  # what the configuration of a classifier holds beside its architecture
+    id2label={...: str}, problem_type=str, sentence_pairs=bool, learned_length=int)
+
 def load_classifier(folder: Path) -> tuple[SequenceClassifier, Tokenizer, dict]:
     "The classifier of an exported folder, its tokenizer, and its configuration."
     config = exported_config(folder)
     def build(arch: Architecture) -> SequenceClassifier:
+        require("a classifier", config, CLASSIFIER)
+        if not 1 <= config["learned_length"] <= arch.max_length:
+            raise UserError(f"learned_length {config['learned_length']}; the model "
+                            f"reads up to {arch.max_length} tokens")
         names = config["id2label"]
+        require("id2label", names, {str(number): str for number in range(len(names))})
         config["names"] = [str(names[str(number)]) for number in range(len(names))]
-        if missing := {"learned_length", "problem_type"} - set(config):
-            raise UserError(f"its config.json has no {min(missing)}")
         return SequenceClassifier(Encoder(arch), len(names))
     command = "cram finetune RUN labels.csv"
     model, tokenizer = read_export(folder, config, build, "classifier", command)

@@ -445,7 +445,9 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
 
 KEPT = dict(  # what the file of finished work holds
     key=str, file=str, table=str, metric=str, rows=int, held_back=int, epochs=int,
-    results=[RESULT | dict(scores=dict(labels=NUMBER))], mistakes=list, notes=list, pairs=bool)
+    results=[RESULT | dict(
+        scores=dict(labels=NUMBER), intervals=dict(labels=[NUMBER, NUMBER]))],
+    mistakes=[[str, str, str]], notes=[str], pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own
 
@@ -454,6 +456,17 @@ def check_counts(labels: LabelTable):
     if labels.classes and max(Counter(row[2] for row in labels.data.train).values()) < 4:
         raise UserError(f"{labels.path}: no label in column {labels.label!r} has 4 rows, to learn "
                         "from, to choose settings by and to score; give 4 rows or more of each")
+
+def read_kept(path: Path) -> dict:
+    "What the file of finished work holds; anything but one result of each kind is an error."
+    with advised("delete it"):
+        kept = json_file(path)
+        require(path, kept, KEPT)
+        found = [result["init"] for result in kept["results"]]
+        if sorted(found) != sorted(("constant", *OFFERED)):
+            raise UserError(f"{path}: field 'results' has {', '.join(found) or 'none'} instead of "
+                            f"constant, {', '.join(OFFERED)}")
+    return kept
 
 def folder_for(run: Run, name: str) -> Path:
     "The folder of a classifier inside the run's; a name that the run needs itself is an error."
@@ -485,9 +498,7 @@ def train_classifier(
     with lock(run.folder):
         remove_damaged(folder)
         if results.exists():
-            with advised("delete it"):
-                stored = json_file(results)
-                require(results, stored, KEPT)
+            stored = read_kept(results)
             stored_key, stored_file = stored.pop("key"), stored.pop("file")
             if stored_key == key:
                 return ClassifierResult(folder, **stored)

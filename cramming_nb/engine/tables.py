@@ -200,6 +200,10 @@ def each_once(pairs: list[tuple[str, object]]) -> dict:
         raise UserError(f"{twice!r} is given twice, as {first!r} and {second!r}; keep one")
     return found
 
+def number_of(digits: str) -> int | float:
+    "A whole number of JSON; one of thousands of digits, which Python does not read, is infinite."
+    return int(digits) if len(digits) <= 4000 else float(digits)
+
 def parse_json(text: str, path: str, line: int) -> object:
     "The value of a JSON text that begins in a line of a file."
     text = text.lstrip("\ufeff")
@@ -213,9 +217,12 @@ def parse_json(text: str, path: str, line: int) -> object:
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         problem = f"not JSON ({error.msg}); if the file is cut off, copy it again"
+        if error.msg == "Extra data":
+            problem = ("more follows the end of a value; write an array, or one object with "
+                       "columns such as 'text' on each line")
     except ValueError:  # an integer of thousands of digits
         with placed(where):
-            return decode(text, parse_int=str)
+            return decode(text, parse_int=number_of)
     raise UserError(f"{path}, line {line}: {problem}") from None
 
 def check_object(value: object, path: str, place: str) -> dict:
