@@ -6,7 +6,7 @@
 __all__ = ['ROWS', 'FILE', 'MANIFEST', 'pack_rows', 'Corpus', 'get_corpus', 'statistics']
 
 # %% ../nbs/04b_corpus.ipynb #4bcorp004
-import hashlib, itertools, json, os, time
+import errno, hashlib, itertools, json, os, time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
@@ -242,7 +242,9 @@ class Corpus:
         path = self.folder / f"{name}.npy"
         try:
             rows = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError) as error:
+            if getattr(error, "errno", None) not in (None, errno.ENOENT):
+                raise  # of the system, such as too many open files
             raise damaged(path) from None
         return rows
 

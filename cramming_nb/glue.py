@@ -100,7 +100,7 @@ class Task:
         "The number that a model learns for a label, which is a word or a number; else ValueError."
         if self.labels is None:
             value = float(str(label))  # as text, True and None are no numbers
-            if 0 <= value <= 5:
+            if 0 <= value <= 5 and str(label).isascii() and "_" not in str(label):
                 return value
             raise ValueError(label)
         if isinstance(label, bool) and self.labels != BINARY:  # true equals 1

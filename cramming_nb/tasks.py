@@ -56,14 +56,17 @@ def table_rows(path: Path, columns: tuple = ()) -> Iterator[tuple[str, dict]]:
     """The rows of a table with tabs between its cells, each after its place.
 
     Quotation marks mean nothing. `columns` names the columns of a table without a header. A row
-    with fewer cells than columns was cut off, and is left out.
+    with fewer cells than columns was cut off, and one with more has a tab in a text: both are
+    left out.
     """
     for number, (place, line) in enumerate(lines(path)):
         cells = line.split("\t")
-        is_header = number == 0 and (not columns or "sentence" in cells)
-        if is_header:
-            columns = tuple(cell.strip().lower() for cell in cells)
-        elif len(cells) >= len(columns):
+        names = tuple(cell.strip().lower() for cell in line.rstrip().split("\t"))
+        if number == 0 and (not columns or {"sentence", "label"} <= set(names)):
+            columns = names
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f"{place}: two columns have the name {twice[0]!r}; rename one")
+        elif len(cells) >= len(columns) and not "".join(cells[len(columns):]).strip():
             yield place, dict(zip(columns, cells))
 
 
@@ -73,14 +76,19 @@ def best_layout(row: dict, task, labelled: bool) -> tuple:
     return max(layouts, key=lambda layout: len(row.keys() & set(layout)) - len(layout))
 
 
+def needs(task, columns: tuple) -> str:
+    """Which columns a task needs, in words."""
+    *others, last = columns
+    before = f"{', '.join(others)} and " if others else ""
+    return f"{task.name} needs {before}{last}"
+
+
 def columns_of(row: dict, task, labelled: bool, place: str) -> tuple:
     """The names that a row has for the task's columns; UserError where one is missing."""
     columns = best_layout(row, task, labelled)
     missing = [column for column in columns if column not in row]
     if missing:
-        *others, last = columns
-        wanted = f"{', '.join(others)} and {last}" if others else last
-        raise UserError(f"{place}: no column {missing[0]!r}; {task.name} needs {wanted}")
+        raise UserError(f"{place}: no column {missing[0]!r}; {needs(task, columns)}")
     return columns
 
 
@@ -96,17 +104,26 @@ def rows_of(found: Iterable[tuple[str, dict]], task, labelled: bool, source: str
             row = {}
         if row.keys() != known:
             columns, known = columns_of(row, task, labelled, place), row.keys()
-        texts = [str(row[column] if row[column] is not None else "") for column in columns]
+        texts = [text_of(row[column], column, place) for column in columns[:1 + task.pair]]
         if any(HALF.search(text) for text in texts):
             raise UserError(f"{place}: half of a character (a surrogate); write all of it")
-        first, second = texts[0], texts[1] if task.pair else None
+        first, second = (*texts, None)[:2]
         if not labelled:
             rows.append((first, second, len(rows)))
         elif (first + (second or "")).strip():
             rows.append((first, second, label_number(row[columns[-1]], task, place)))
     if not rows:
-        raise UserError(f"{source} is empty, or none of its rows is whole; copy it again")
+        wanted = needs(task, best_layout({}, task, labelled))
+        raise UserError(f"{source} is empty, or none of its rows is whole: {wanted}; copy it again")
     return rows
+
+
+def text_of(value: object, column: str, place: str) -> str:
+    """A cell as text; UserError for a list, an object, true or false."""
+    if isinstance(value, bool | list | dict):
+        kind = type(value).__name__
+        raise UserError(f"{place}: {kind} in column {column!r}; write text between quotes")
+    return "" if value is None else str(value)
 
 
 def label_number(label: object, task, place: str) -> int | float:
@@ -143,7 +160,9 @@ class Folder:
             return rows_of(table_rows(as_table, columns), task, labelled, str(as_table))
         if not labelled:
             return []
-        raise UserError(f"{folder}: {split}.jsonl is missing, and so is {split}.tsv; "
+        others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*")))
+        found = f" (found: {others}, no such file)" if others else ""
+        raise UserError(f"{folder}: {split}.jsonl is missing, and so is {split}.tsv{found}; "
                         f"add one, or remove the folder to leave {task.name} out")
 
 

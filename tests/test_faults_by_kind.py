@@ -2,10 +2,12 @@
 
 import csv
 import datetime
+import errno
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,12 +21,15 @@ from test_bad_input import refused
 from tokenizers import Tokenizer
 
 from cramming_nb import tasks
+from cramming_nb.app import cli
 from cramming_nb.app.__main__ import Notices
 from cramming_nb.app.labels import check_cells, read_labels, read_table
 from cramming_nb.budget import Budget
-from cramming_nb.corpus import CorpusConfig, get_corpus, pack_rows
+from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
+from cramming_nb.engine.checkpoint import load_checkpoint
 from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.files import atomic_write, lock
 from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes
 from cramming_nb.engine.options import read_yaml
 from cramming_nb.engine.tables import read_rows
@@ -731,3 +736,71 @@ def test_advice_on_a_text_that_is_too_short_is_new(tmp_path):
     for length, words in ((64, "corpus.seq_length=32"), (32, "corpus.heldout=0.01")):
         with pytest.raises(UserError, match=words):
             pack_rows(tmp_path / "packed.npy", [], 1, CorpusConfig(seq_length=length))
+
+
+def test_an_error_of_the_system_is_no_damage(a_copy, monkeypatch, tmp_path):
+    """Too many open files, or a folder that may not be read: the reason is told, and nothing is to be deleted."""
+
+    def refuse(number, name):
+        def call(path, *more, **options):
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(name, call)
+
+    refuse(errno.EMFILE, "cramming_nb.corpus.np.load")
+    with pytest.raises(OSError, match="Too many open files"):
+        Corpus(next(a_copy.cache.glob("corpus-*")))
+    refuse(errno.EACCES, "pathlib.Path.iterdir")
+    with pytest.raises(OSError, match="Permission denied"):
+        load_checkpoint(a_copy.folder / "checkpoints")
+
+
+def test_permissions_that_are_missing_ask_for_permissions(a_copy, monkeypatch):
+    def load(path, *more, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("cramming_nb.app.run.read_run", load)
+    refused(a_copy.command("glue", "first"), "Permission denied; change its permissions, or choose a place")
+
+
+def test_a_lock_that_finds_no_room_is_named(tmp_path, monkeypatch):
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", write)
+    with pytest.raises(OSError) as error, lock(tmp_path):
+        pass
+    monkeypatch.undo()
+    assert error.value.filename == str(tmp_path / ".lock")
+
+
+def test_both_names_of_an_error_are_those_that_the_user_knows(tmp_path):
+    with pytest.raises(OSError) as error, atomic_write(tmp_path / "a.txt") as part:
+        shutil.copy(part, part.with_name(part.name + "-2"))
+        raise AssertionError
+    assert str(tmp_path / "a.txt") in str(error.value) and ".part" not in str(error.value)
+
+
+def test_names_from_files_cannot_break_a_line(a_copy):
+    path = a_copy.home / "a.jsonl"
+    path.write_text(json.dumps({"my text\n2\x1b[31m": "a"}) + "\n")
+    refused(a_copy.command("finetune", "first", path), r"my text\n2\x1b[31m")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_predict_that_a_signal_ends_says_nothing_of_hyphens(signum, monkeypatch, capsys):
+    monkeypatch.setattr(cli.CRAM, "cli", lambda **given: cli.end_by_signal(signum, None))
+    with pytest.raises(SystemExit) as stop:
+        cli.perform(["predict", "--demo", "a [MASK]"])
+    assert stop.value.code == 128 + signum and capsys.readouterr().err == ""
+
+
+def test_a_full_standard_output_is_named(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    code = cli.main(["--version"])
+    monkeypatch.undo()
+    assert code == 2 and "standard output: No space left on device" in capsys.readouterr().err

@@ -183,6 +183,11 @@ BAD_TABLES = {  # name: (file, bytes, words of the complaint)
     "out of scale": ("STS-B/train.tsv", "sentence1\tsentence2\tscore\na\tb\t6", "'6'", "from 0 to 5"),
     "not UTF-8": ("SST-2/train.tsv", b"sentence\tlabel\na l\xe4mp\t1", "line 2", "UTF-8"),
     "blank lines": ("WNLI/dev.tsv", "\n\n", "empty"),
+    "a column twice": ("SST-2/dev.tsv", "sentence\tlabel\tlabel\na lamp\t1\t0", "line 1: two columns", "'label'; rename"),
+    "another header": (COLA, "text\tlabel\nThe lamp.\t1", "cola needs sentence and label"),
+    "a tab in a text": ("SST-2/dev.tsv", "sentence\tlabel\na\tlamp\t1", "none of its rows is whole: sst2 needs"),
+    "a digit of another script": ("STS-B/train.tsv", "sentence1\tsentence2\tscore\na\tb\t\u0663", "from 0 to 5"),
+    "an underscore": ("STS-B/train.tsv", "sentence1\tsentence2\tscore\na\tb\t0_1", "'0_1'", "from 0 to 5"),
     "rows without words": ("SST-2/dev.tsv", "sentence\tlabel\n \t1", "empty"),
 }
 
@@ -195,6 +200,26 @@ def test_malformed_table(what, official):
         load_glue(official, tuple(TASKS))
     assert str(official / name) in str(said.value) and "\n" not in str(said.value)
     assert not [word for word in words if word not in str(said.value)], said.value
+
+
+@pytest.mark.parametrize("sentence", [["a lamp"], {"a": "lamp"}, True])
+def test_a_sentence_of_another_type(sentence, official):
+    path = official / "SST-2" / "dev.jsonl"
+    path.write_text(json.dumps(dict(sentence="a lamp", label=1)) + "\n" + json.dumps(dict(sentence=sentence, label=0)))
+    with pytest.raises(UserError, match="dev.jsonl, line 2: .* in column 'sentence'; write text"):
+        load_glue(official, ("sst2",))
+
+
+def test_a_header_in_capitals_and_a_tab_at_the_end(official):
+    (official / COLA).write_text("Sentence \tLabel\t\nsentence\t1\nLamp the.\t0\t\n")
+    assert load_glue(official, ("cola",))["cola"].train == [("sentence", None, 1), ("Lamp the.", None, 0)]
+
+
+def test_what_stands_in_the_place_of_a_file_is_named(official):
+    (official / "SST-2" / "dev.tsv").rename(official / "SST-2" / "dev.tsv.gz")
+    (official / "SST-2" / "dev.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"found: dev.jsonl, dev.tsv.gz, no such file"):
+        load_glue(official, ("sst2",))
 
 
 BAD_OPTIONS = {  # name: (more of the command, words of the line)

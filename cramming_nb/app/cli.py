@@ -790,7 +790,7 @@ def perform(argv: list[str]):
             print("The fields of a recipe, for --set, with the defaults of the paper's final "
                   "recipe:\n")
             explain_fields(chapters.recipes.load_recipe("crammed-v2"))
-        if stop.code and argv[0] == "predict":
+        if stop.code == 2 and argv[0] == "predict":
             print("cram: a text that begins with a hyphen goes after --", file=sys.stderr)
         raise
 
@@ -810,8 +810,16 @@ def readers_are_gone() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return bool(gone)
 
+def flush_output():
+    "Write what stands in the buffer of standard output, here, where an error is still told."
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
 NO_ROOM = {  # errors of the system for a file that cannot be written
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
     errno.EIO,  # as which a full disk is reported for tensors
 }
 
@@ -821,6 +829,8 @@ def explained(error: OSError) -> str:
                        if part)
     if error.errno in NO_ROOM:
         reason += "; make room, or choose a folder you may write to"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        reason += "; change its permissions, or choose a place that you may read and write"
     elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
         reason += "; move the file or folder that is in its place, or name another"
     elif error.errno == errno.ENOENT:
@@ -828,6 +838,10 @@ def explained(error: OSError) -> str:
     elif error.errno == errno.ENAMETOOLONG:
         reason += "; choose a shorter name"
     return reason
+
+def in_one_line(text: str) -> str:
+    "A text whose line ends and other characters that move the cursor are written as escapes."
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 def ending(error: BaseException, command: str) -> tuple[int, str]:
     "The exit code of a command that ended with this error, and what to say; a bug is raised."
@@ -863,13 +877,13 @@ def main(argv: list[str] | None = None) -> int:
         try:
             perform(argv)
         finally:
-            sys.stdout.flush()  # here, where it is noticed that the reader has ended
+            flush_output()
         return 0
     except (Exception, KeyboardInterrupt) as error:
         code, message = ending(error, argv[0])
     readers_are_gone()
     if message:
-        print(f"cram: {message}", file=sys.stderr)
+        print(f"cram: {in_one_line(message)}", file=sys.stderr)
     return code
 
 # %% ../../nbs/app/cli.ipynb #29f8c88a

@@ -115,7 +115,9 @@ def load_checkpoint(folder: Path, say: Callable[[str], None] = print
 
     `say` is called with one line for each damaged checkpoint that is skipped.
     """
-    for path in sorted(Path(folder).glob("step-*"), reverse=True):
+    folder = Path(folder)
+    paths = folder.iterdir() if folder.is_dir() else ()  # not `glob`, which passes over errors
+    for path in sorted((p for p in paths if p.name.startswith("step-")), reverse=True):
         with watch_signals():
             try:
                 loaded, problem = read_checkpoint(path), "is damaged"

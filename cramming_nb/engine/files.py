@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NO_GUARD', 'NO_GUARD_CODE', 'file_checksum', 'remove', 'remove_folder', 'remove_partial', 'atomic_write', 'sync',
-           'write_text', 'check_not_in_worker', 'Busy', 'lock', 'damaged', 'remove_damaged', 'verify', 'write_arrow',
-           'read_arrow']
+           'write_text', 'check_not_in_worker', 'Busy', 'sign', 'lock', 'damaged', 'remove_damaged', 'verify',
+           'write_arrow', 'read_arrow']
 
 # %% ../../nbs/engine/files.ipynb #6d215f9a
 import errno, fcntl, hashlib, json, multiprocessing, os, platform, shutil, sys, threading
@@ -53,8 +53,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = error.filename or str(path)
-        if isinstance(error.filename, str):  # the user knows the other name
-            error.filename = error.filename.replace(str(temporary), str(path))
+        for name in ("filename", "filename2"):
+            if isinstance(getattr(error, name), str):  # the user knows the other name
+                setattr(error, name, getattr(error, name).replace(str(temporary), str(path)))
         raise
     finally:
         remove(temporary)
@@ -106,6 +107,16 @@ def was_deleted(file: IO) -> bool:
 _held = set()  # (folder, thread): locks of this process
 
 # %% ../../nbs/engine/files.ipynb #1eb90039
+def sign(file: IO):
+    "Write into a lock file who holds it; an error of the disk is given the file's name."
+    owner = f"{os.getpid()} on {platform.node()}"
+    try:
+        file.truncate(0)
+        os.write(file.fileno(), owner.encode())  # past the buffer, which is written again at the end
+    except OSError as error:
+        error.filename = file.name
+        raise
+
 @contextmanager
 def lock(folder: Path, wait: bool = False) -> Iterator[None]:
     """Hold a folder, which is created if it is missing, against other processes and threads.
@@ -125,8 +136,7 @@ def lock(folder: Path, wait: bool = False) -> Iterator[None]:
             acquire(file, folder, wait)
             if was_deleted(file):  # the process that we waited for removed the folder: once more
                 continue
-            file.truncate(0)
-            print(os.getpid(), "on", platform.node(), end="", file=file, flush=True)
+            sign(file)
             _held.add(own)
             try:
                 yield
