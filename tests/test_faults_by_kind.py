@@ -738,7 +738,7 @@ def test_advice_on_a_text_that_is_too_short_is_new(tmp_path):
             pack_rows(tmp_path / "packed.npy", [], 1, CorpusConfig(seq_length=length))
 
 
-def test_an_error_of_the_system_is_no_damage(a_copy, monkeypatch, tmp_path):
+def test_an_error_of_the_system_is_no_damage(tiny, a_copy, monkeypatch):
     """Too many open files, or a folder that may not be read: the reason is told, and nothing is to be deleted."""
 
     def refuse(number, name):
@@ -749,7 +749,7 @@ def test_an_error_of_the_system_is_no_damage(a_copy, monkeypatch, tmp_path):
 
     refuse(errno.EMFILE, "cramming_nb.corpus.np.load")
     with pytest.raises(OSError, match="Too many open files"):
-        Corpus(next(a_copy.cache.glob("corpus-*")))
+        Corpus(next(tiny.cache.glob("corpus-*")))
     refuse(errno.EACCES, "pathlib.Path.iterdir")
     with pytest.raises(OSError, match="Permission denied"):
         load_checkpoint(a_copy.folder / "checkpoints")
