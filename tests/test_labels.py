@@ -375,3 +375,11 @@ def test_table_takes_no_folder_that_the_run_will_make(name, a_copy):
         said = a_copy.command("finetune", "first", table, "--epochs", "1", *options)
         assert said.code == 2 and f"--name {name}: " in said.err and "choose another --name" in said.err
     assert contents(a_copy.folder) == before
+
+
+def test_a_long_label_is_cut_where_it_is_listed(finished, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = "".join(f"a garden of {i} rivers,{'no' if i % 2 else chr(27) + '[31m' + 'y' * 99_999}\n" for i in range(60))
+    path.write_text("text,label\n" + rows)
+    said = read_labels(path, tokenizer_of(load_run(finished.folder))).describe()
+    assert "yyyyyy… 30" in said and said.isprintable() and len(said) < 300

@@ -190,7 +190,7 @@ class LabelTable:
         texts = " and ".join(repr(name) for name in self.texts)
         if self.classes:
             counts = Counter(row[2] for row in self.data.train)
-            listed = [f"{' '.join(name.split())} {counts[number]:,}"
+            listed = [f"{name_in_short(name)} {counts[number]:,}"
                       for number, name in enumerate(self.classes)]
             labels = f"{len(self.classes)} classes ({shortened(listed)})"
         else:
@@ -201,6 +201,11 @@ class LabelTable:
             left_out += f", {self.contradicting:,} of them with another label"
         understood = f"{rows:,} rows{left_out}; text in {texts}; {self.label!r} has {labels}"
         return "; ".join([understood, *self.notes])
+
+def name_in_short(name: str, most: int = 60) -> str:
+    "The name of a class, cut if it is long, without characters that move the cursor."
+    letters = "".join(char for char in " ".join(name.split()) if char.isprintable())
+    return letters if len(letters) <= most else letters[:most] + "…"
 
 def shortened(parts: list[str], most: int = 6) -> str:
     "The first parts of a list, and how many more there are."
