@@ -73,7 +73,7 @@ class Budget:
         match = re.fullmatch(form, text.strip().lower())
         amount, suffix, rate = match.groups() if match else ("0", "", None)
         valid = suffix in UNITS and 0 < float(amount) * UNITS[suffix][1] < float("inf")
-        if not valid or rate and not float(rate):
+        if not valid or not 0 < float(rate or 1) < float("inf"):
             units = ", ".join(UNITS)
             raise UserError(f"budget {text!r}: give a positive number and a unit, one of {units}, "
                             "such as 3m, 24h or 300Mtok")

@@ -466,7 +466,7 @@ def get_corpus(source: str | Path | Source | list,  # of the text: short form, o
     if isinstance(engine, str) and engine not in ENGINES:
         raise UserError(f"engine {engine!r}: there are {', '.join(ENGINES)}")
     where = "documents" if given else clean(full_source(source))
-    root = Path(data_dir or cache_dir()).expanduser()
+    root = Path(os.path.expanduser(data_dir or cache_dir()))
     str(root).encode()  # an error if it is not UTF-8, before anything is read
     folder = root / f"corpus-{corpus_key(identity, config, avoid)}"
     stage = root / f"documents-{stage_key(identity, settings_of(config, *TOKEN_FIELDS))}"

@@ -30,7 +30,7 @@ from cramming_nb.engine import sources
 from cramming_nb.engine.checkpoint import load_checkpoint
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import atomic_write, lock
-from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes
+from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes, Ray
 from cramming_nb.engine.options import read_yaml
 from cramming_nb.engine.tables import read_rows
 from cramming_nb.glue import TASKS
@@ -804,3 +804,33 @@ def test_a_full_standard_output_is_named(monkeypatch, capsys):
     code = cli.main(["--version"])
     monkeypatch.undo()
     assert code == 2 and "standard output: No space left on device" in capsys.readouterr().err
+
+
+def test_a_home_folder_of_nobody_is_a_name(tiny, tmp_path):
+    where = "--data-dir=~nobody9/x"
+    said = command("pretrain", *tiny.options("1step"), "--name", "q", where, cwd=tmp_path)
+    assert said.code == 0 and list((tmp_path / "~nobody9" / "x").glob("corpus-*"))
+    shutil.rmtree(tmp_path / "runs" / "q" / "checkpoints")
+    assert command("data", "clean", where, "--yes", cwd=tmp_path).code == 0
+
+
+def test_names_that_no_file_has(tmp_path):
+    (tmp_path / "l.yaml").write_text('- recipe: "a\\0b.yaml"\n')
+    refused(command("lab", "l.yaml", cwd=tmp_path), "no file has a NUL character in its name")
+    refused(command("lab", "/dev/zero", cwd=tmp_path), "/dev/zero never ends; name a file")
+
+
+def test_a_rate_is_finite():
+    with pytest.raises(UserError, match="give a positive number"):
+        Budget.parse(f"3m@1{'0' * 400}tok/s")
+
+
+def test_ray_that_does_not_start_is_told_in_one_line(monkeypatch):
+    def init(**options):
+        raise Exception("The current node timed out during startup.\nMore of it.")
+
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match=r"Ray does not start \(The current node timed out during startup.\); .* local"):
+        Ray().__enter__()

@@ -220,7 +220,7 @@ def inspect_corpus(corpus: "Corpus"):
 
 def clean_cache(data_dir: Path | None, delete: bool, ask: bool):
     "Print what the cache holds; with `delete`, delete it, after a question if `ask`."
-    root = Path(data_dir or chapters.sources.cache_dir()).expanduser()
+    root = Path(os.path.expanduser(data_dir or chapters.sources.cache_dir()))
     if not root.is_dir() and (data_dir or root.exists()):
         raise UserError(f"{root} is {'a file' if root.exists() else 'missing'}; name a folder of "
                         "corpora with --data-dir")

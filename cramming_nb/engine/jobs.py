@@ -252,8 +252,13 @@ class Ray(Engine):
             import ray
         except ImportError:
             raise UserError("the engine ray needs Ray: pip install 'cramming_nb[ray]'") from None
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
+        try:
+            if not ray.is_initialized():
+                ray.init(log_to_driver=False)
+        except Exception as error:  # of many kinds, down to a plain Exception
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"Ray does not start ({reason}); start it by itself to see why, or "
+                            "choose --engine local") from None
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         nodes = [node for node in nodes if node.get("CPU")]
         self.count, gpus, self.cores = int(sum(node["CPU"] for node in nodes)), 0, 1

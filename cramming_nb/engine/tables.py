@@ -47,10 +47,16 @@ UNPACK = {b"\x1f\x8b": partial(pyarrow.input_stream, compression="gzip"),
           b"\x28\xb5\x2f\xfd": partial(pyarrow.input_stream, compression="zstd"),
           b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}  # by the first bytes of a file
 
+ENDLESS = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
 def open_binary(path: str) -> io.BufferedReader | nullcontext:
     "Open a file, or standard input if the path is `-`."
     if path == "-" and sys.stdin is None:
         raise UserError("-: standard input is closed; name a file")
+    if "\0" in path:
+        raise UserError(f"{path!r}: no file has a NUL character in its name; take it out")
+    if path in ENDLESS:
+        raise UserError(f"{path} never ends; name a file")
     return nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb")
 
 def file_blocks(path: str) -> Iterator[bytes]:
