@@ -140,10 +140,16 @@ def label_number(label: object, task, place: str) -> int | float:
 class Folder:
     """Tasks in a folder, as TASK/train.jsonl or TASK/train.tsv."""
 
-    wanted = "expected folders such as CoLA/ with train.jsonl or train.tsv"
-
     def __init__(self, name: str):
         self.root = Path(name)
+
+    @property
+    def wanted(self) -> str:
+        """What a folder should hold, and which folders it has instead."""
+        paths = self.root.iterdir() if self.root.is_dir() else ()
+        folders = [path.name for path in paths if path.is_dir()]
+        found = f"; found {', '.join(sorted(folders)[:6])}" if folders else ""
+        return f"expected folders such as CoLA/ with train.jsonl or train.tsv{found}"
 
     def has(self, task) -> bool:
         """Whether the task is there."""

@@ -215,6 +215,13 @@ def test_a_header_in_capitals_and_a_tab_at_the_end(official):
     assert load_glue(official, ("cola",))["cola"].train == [("sentence", None, 1), ("Lamp the.", None, 0)]
 
 
+def test_folders_of_other_names_are_named(tmp_path):
+    for name in ("sst-2", "cola"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="expected folders such as CoLA/ .*; found cola, sst-2$"):
+        load_glue(tmp_path)
+
+
 def test_what_stands_in_the_place_of_a_file_is_named(official):
     (official / "SST-2" / "dev.tsv").rename(official / "SST-2" / "dev.tsv.gz")
     (official / "SST-2" / "dev.jsonl").mkdir()
