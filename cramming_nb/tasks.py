@@ -104,7 +104,7 @@ def rows_of(found: Iterable[tuple[str, dict]], task, labelled: bool, source: str
             row = {}
         if row.keys() != known:
             columns, known = columns_of(row, task, labelled, place), row.keys()
-        texts = [text_of(row[column], column, place) for column in columns[:1 + task.pair]]
+        texts = [sentence_of(row[column], column, place) for column in columns[:1 + task.pair]]
         if any(HALF.search(text) for text in texts):
             raise UserError(f"{place}: half of a character (a surrogate); write all of it")
         first, second = (*texts, None)[:2]
@@ -118,7 +118,7 @@ def rows_of(found: Iterable[tuple[str, dict]], task, labelled: bool, source: str
     return rows
 
 
-def text_of(value: object, column: str, place: str) -> str:
+def sentence_of(value: object, column: str, place: str) -> str:
     """A cell as text; UserError for a list, an object, true or false."""
     if isinstance(value, bool | list | dict):
         kind = type(value).__name__
