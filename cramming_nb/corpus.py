@@ -233,7 +233,9 @@ class Corpus:
     `rows` are the sequences to train on, `heldout` the held-out ones, [sequences, seq_length].
     """
     def __init__(self, folder: Path):
-        self.folder, self.manifest = Path(folder), read_manifest(folder, MANIFEST)
+        self.folder, self.manifest = Path(folder), read_manifest(Path(folder), MANIFEST)
+        if not self.manifest:
+            raise UserError(f"{folder} holds no corpus: its manifest.json is missing or damaged")
         self.verified = False
         self.rows, self.heldout = self._open("train"), self._open("heldout")
         self.tokenizer = Tokenizer.from_file(str(self._file("tokenizer.json")))

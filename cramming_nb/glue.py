@@ -163,6 +163,7 @@ def load_glue(source: str | Path, names: tuple = (), tests: bool = False) -> dic
     `names` chooses among them; without it, all but WNLI are read. With `tests`, WNLI and the
     unlabelled test rows that a submission needs are read, too.
     """
+    names = (names,) if isinstance(names, str) else names
     for name in names:
         if name not in TASKS:
             raise UserError(f"task {name!r}: choose among {', '.join(TASKS)}")
@@ -627,7 +628,7 @@ def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
     found = load_checkpoint(checkpoints)
     if not found:
         raise UserError(f"{checkpoints}: no good checkpoint; run `cram pretrain` first, or copy "
-                        "those of a finished run back")
+                        "those of a finished run back, or delete the run and begin again")
     tensors, saved = found
     State.read(saved)  # refuses those of another version
     return evaluation_weights(tensors)

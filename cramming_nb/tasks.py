@@ -9,6 +9,7 @@ import json
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def table_rows(path: Path, columns: tuple = ()) -> Iterator[tuple[str, dict]]:
         names = tuple(cell.strip().lower() for cell in line.rstrip().split("\t"))
         if number == 0 and (not columns or {"sentence", "label"} <= set(names)):
             columns = names
-            if twice := [name for name in names if names.count(name) > 1]:
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise UserError(f"{place}: two columns have the name {twice[0]!r}; rename one")
         elif len(cells) >= len(columns) and not "".join(cells[len(columns):]).strip():
             yield place, dict(zip(columns, cells))

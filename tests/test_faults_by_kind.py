@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from cramming_nb import tasks
 from cramming_nb.app import cli
 from cramming_nb.app.__main__ import Notices
+from cramming_nb.app.export import fill_mask, load_model
 from cramming_nb.app.labels import check_cells, read_labels, read_table
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus, pack_rows
@@ -33,7 +34,7 @@ from cramming_nb.engine.files import atomic_write, lock
 from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes, Ray
 from cramming_nb.engine.options import read_yaml
 from cramming_nb.engine.tables import read_rows
-from cramming_nb.glue import TASKS
+from cramming_nb.glue import TASKS, load_glue
 from cramming_nb.lab import bench, experiments
 
 TWICE = {  # name: (command, file, its text, words of the line)
@@ -834,3 +835,48 @@ def test_ray_that_does_not_start_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(UserError, match=r"Ray does not start \(The current node timed out during startup.\); .* local"):
         Ray().__enter__()
+
+
+def test_a_list_without_sources(tiny, tmp_path):
+    (tmp_path / "es.yaml").write_text("- []\n")
+    said = command("data", "build", str(tiny.recipe), "--source", "es.yaml", cwd=tmp_path)
+    refused(said, "es.yaml, source 1: a list without a source; write")
+    with pytest.raises(UserError, match="a list without a source"):
+        sources.sources([])
+
+
+def test_a_table_of_many_columns(tmp_path):
+    """As many names are compared with each other in no time, and one that comes twice is found."""
+    names = [f"c{i}" for i in range(50_000)]
+    path = tmp_path / "a.csv"
+    path.write_text(",".join([*names, "c7"]) + "\n")
+    with pytest.raises(UserError, match="line 1: two columns have the name 'c7'"):
+        list(read_rows(str(path), "text"))
+
+
+def test_what_is_no_corpus_is_not_to_be_deleted(a_copy):
+    with pytest.raises(UserError, match="holds no corpus: its manifest.json is missing") as error:
+        Corpus(a_copy.folder)
+    assert "delete" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"none")])
+def test_a_damaged_classifier_is_made_again(damage, table, a_copy):
+    argv = ["finetune", "first", table, "--epochs", "1"]
+    assert a_copy.command(*argv).code == 0
+    before = a_copy.command("predict", "first/letters", "a garden").out
+    damage(a_copy.folder / "letters" / "export" / "model.safetensors")
+    again = a_copy.command(*argv)
+    assert again.code == 0 and "held a damaged classifier; it is replaced" in again.out + again.err
+    assert a_copy.command("predict", "first/letters", "a garden").out == before
+
+
+def test_arguments_as_a_user_writes_them(a_copy, table, tmp_path):
+    model, tokenizer = load_model(a_copy.folder / "export")
+    with pytest.raises(UserError, match="half of a character"):
+        fill_mask(model, tokenizer, "\ud800[MASK]")
+    assert read_labels(str(table), tokenizer).classes == ("no", "yes")
+    with pytest.raises(UserError, match="no CoLA; add it"):
+        tasks_at = tmp_path / "glue"
+        tasks_at.mkdir()
+        load_glue(tasks_at, "cola")

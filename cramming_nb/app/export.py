@@ -28,6 +28,7 @@ from .records import RunRecord, render
 from .scores import ScoreTable
 from ..engine.files import atomic_write
 from ..engine.options import json_file, of_fields, require
+from ..tasks import HALF
 from ..tokenizer import PAD, save_tokenizer
 
 # %% ../../nbs/app/export.ipynb #demo0002
@@ -350,6 +351,8 @@ def fill_mask(
         ) -> list[list[tuple[str, float]]]:
     "For each [MASK] of `text`, the `top` likeliest tokens and their probabilities."
     arch, size = model.encoder.arch, tokenizer.get_vocab_size()  # the model may have more rows
+    if HALF.search(text):
+        raise UserError(f"{text!r} has half of a character (a surrogate); write all of it")
     if not 1 <= top <= size:
         raise UserError(f"top {top}: give a number from 1 to {size}")
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])  # [1, S]

@@ -18,7 +18,7 @@ from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
 from ..engine.options import NUMBER, json_file, require
 from ..engine.tables import read_rows
-from .export import card_metadata, write_classifier
+from .export import card_metadata, load_classifier, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
     FineTuner, Protocol, Task, TaskData, accuracy, encode, encoder_weights, for_task, hold_back,
@@ -257,13 +257,14 @@ def deduplicated(rows: list[tuple], tokenizer: Tokenizer) -> tuple[list[tuple], 
 
 # %% ../../nbs/app/labels.ipynb #66011a02
 def read_labels(
-        path: Path,                   # of a CSV file, or of JSON lines
+        path: str | Path,             # of a CSV file, or of JSON lines
         tokenizer: Tokenizer,         # of the model that is to read the texts
         texts: tuple[str, ...] = (),  # columns of texts; empty: guessed
         label: str = "",              # column of labels; empty: guessed
         kind: str = "auto",           # classes, numbers, or auto: by the labels
         ) -> LabelTable:
     "Read a table of texts and labels; what cannot be learned from is an error."
+    path = Path(path)
     columns, rows = read_table(path)
     texts, label = choose_columns(columns, texts, label, path)
     check_cells(path, rows, (*texts, label))
@@ -473,6 +474,14 @@ def read_kept(path: Path) -> dict:
                             f"constant, {', '.join(OFFERED)}")
     return kept
 
+def is_whole(folder: Path) -> bool:
+    "Whether a folder holds a classifier that can be loaded."
+    try:
+        load_classifier(folder)
+    except UserError:
+        return False
+    return True
+
 def folder_for(run: Run, name: str) -> Path:
     "The folder of a classifier inside the run's; a name that the run needs itself is an error."
     folder = run.folder / name
@@ -505,12 +514,14 @@ def train_classifier(
         if results.exists():
             stored = read_kept(results)
             stored_key, stored_file = stored.pop("key"), stored.pop("file")
-            if stored_key == key:
+            if stored_key == key and is_whole(folder / "export"):
                 return ClassifierResult(folder, **stored)
             if stored_file != file:
                 raise UserError(f"{folder} holds a classifier made from {stored_file}; choose "
                                 "another --name")
-            tqdm.write(f"{folder} held a classifier of other rows or settings; it is replaced")
+            held = "a damaged classifier" if stored_key == key else (
+                "a classifier of other rows or settings")
+            tqdm.write(f"{folder} held {held}; it is replaced")
         found, tuner = learn(run, labels, data, protocol, seed, folder, progress)
         keep(found, tuner, labels, run, dict(key=key, file=file))
         return found

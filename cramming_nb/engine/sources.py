@@ -534,6 +534,8 @@ def sources(what: str | Path | dict | Source | list,
                             f"{SOURCES}")
         return [spooled(what)]
     if isinstance(what, list):
+        if not what:
+            raise UserError(f"a list without a source; write {SOURCES}")
         found = []
         for number, one in enumerate(what, 1):
             with placed(f"{within[-1]}, source {number}") if within else nullcontext():

@@ -7,6 +7,7 @@ __all__ = ['FORMATS', 'file_suffix', 'is_plain_text', 'open_text', 'text_of', 'r
 
 # %% ../../nbs/engine/tables.ipynb #7aa5b1ad
 import bz2, codecs, csv, io, itertools, json, lzma, os, re, shlex, sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -283,7 +284,7 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     names = [name.strip().strip("\ufeff").strip() for name in header]
     if names and (names[0].startswith("# ") or names[0].startswith("#") and len(names) == 1):
         raise UserError(f"{path}, line {top}: this is a comment; delete it, the header comes first")
-    if twice := [name for name in names if name and names.count(name) > 1]:
+    if twice := [name for name, times in Counter(names).items() if name and times > 1]:
         raise UserError(f"{path}, line {top}: two columns have the name {twice[0]!r}; rename one")
     if names and column and column not in names:
         raise UserError(no_text(f"{path}, line {top}", column, names))
