@@ -880,3 +880,10 @@ def test_arguments_as_a_user_writes_them(a_copy, table, tmp_path):
         tasks_at = tmp_path / "glue"
         tasks_at.mkdir()
         load_glue(tasks_at, "cola")
+
+
+@pytest.mark.parametrize("name", [" ", "-x", ".", "..", "a/b", "ok/export"])
+def test_names_of_classifiers_that_are_no_names(name, table, a_copy):
+    before = contents(a_copy.folder)
+    refused(a_copy.command("finetune", "first", table, f"--name={name}"), f"--name {name!r}: no name of a folder")
+    assert contents(a_copy.folder) == before

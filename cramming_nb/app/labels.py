@@ -487,8 +487,11 @@ def folder_for(run: Run, name: str) -> Path:
     folder = run.folder / name
     is_own = folder.name.lower() in RUN_FOLDERS  # on macOS, Export and export are one folder
     is_ours = (folder / "report.md").exists() or not (folder.exists() and any(folder.iterdir()))
-    if folder.name in ("", ".", "..") or folder.parent != run.folder or is_own or not is_ours:
-        raise UserError(f"--name {folder.name}: the run keeps something else there; choose "
+    is_name = name.strip() and not name.startswith("-") and folder.name == name != ".."
+    if not is_name:
+        raise UserError(f"--name {name!r}: no name of a folder inside the run; choose another")
+    if is_own or not is_ours:
+        raise UserError(f"--name {name}: the run keeps something else there; choose "
                         "another --name")
     return folder
 
