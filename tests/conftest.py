@@ -133,6 +133,7 @@ def lines(err: str) -> list[str]:
 
 def child(argv: list[str], cwd: str, cache: str, output: str, mode: str = "w"):
     """The body of a process that can be killed: `cram` with its output in a file."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where the tests run under `nohup`
     os.environ["CRAM_CACHE"] = cache
     os.chdir(cwd)
     sys.stdout = sys.stderr = open(output, mode, buffering=1)
