@@ -3,14 +3,17 @@
 python experiments/order_scores.py OUT.json RUN [RUN ...] [--seeds 3]
 
 Each run is fine-tuned on the probe made from its own text, once for each seed. OUT.json gets these scores in percent,
-with their 95 % intervals, under the name of the run's folder. The command resumes.
+with their 95 % intervals, under the name of the run's record. The command resumes.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from crossing_records import record_name
+
 from cramming_nb.app.finetuning import evaluate
+from cramming_nb.app.records import RunRecord
 from cramming_nb.app.run import hardware_of, load_run, tasks_of
 
 
@@ -47,7 +50,8 @@ def main(argv: list[str] | None = None):
     for folder in args.runs:
         scored = [in_percent(result) for result in order_results(folder, args.seeds)]
         found = json.loads(args.out.read_text()) if args.out.exists() else {}
-        args.out.write_text(json.dumps(found | {folder.name: scored}, indent=1) + "\n")
+        name = record_name(RunRecord.read(folder / "record.json"))
+        args.out.write_text(json.dumps(found | {name: scored}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
