@@ -192,13 +192,13 @@ def test_a_user_without_a_home(tiny, tmp_path, monkeypatch):
 
 def test_a_second_sigterm_finds_it_leaving():
     """Slurm and `timeout` signal the whole group, so that it may come twice."""
-    code = """import atexit, signal
+    code = """import atexit, signal, sys
 from cramming_nb.app import cli
 atexit.register(signal.raise_signal, signal.SIGTERM)
 cli.perform = lambda argv: signal.raise_signal(signal.SIGTERM)
-cli.main(["run"])"""
+sys.exit(cli.main(["run"]))"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (143, "")
+    assert (result.returncode, result.stderr) == (143, "cram: interrupted; the same command goes on from here\n")
 
 
 GOES_ON = "data glue lab pretrain run".split()

@@ -32,7 +32,7 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # what was loaded stays; looking for garbage in it took a third of a short command
+        gc.freeze()  # what was loaded stays; to search it took a third of a short command
         gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -526,8 +526,8 @@ def print_labels(folder: Path, texts: list[str], top: int):
 
 def predict_command(
         run: shown(str, "[RUN]", "required, but for --demo") = "",
-        texts: shown(tuple[str, ...], "[TEXT ...]", "default: the lines of standard input") = (), /, *,
-        top: int = 5, demo: bool = False):
+        texts: shown(tuple[str, ...], "[TEXT ...]", "default: the lines of standard input") = (),
+        /, *, top: int = 5, demo: bool = False):
     """Fill in the blanks of texts, written [MASK], with a run's model or an exported one; or
     classify texts with a fine-tuned model, such as RUN/letters after `cram finetune`.
 
@@ -557,7 +557,8 @@ def finetune_command(
         text: shown(tuple[str, ...], "COLUMN ...", "default: text") = (),
         label: shown(str, "COLUMN", "default: label") = "",
         kind: Literal["auto", "classes", "numbers"] = "auto",
-        name: shown(str, "NAME", "default: that of the table") = "", epochs: int = 0, seed: int = 0):
+        name: shown(str, "NAME", "default: that of the table") = "", epochs: int = 0,
+        seed: int = 0):
     """Fine-tune a run's model on a table of your own texts and labels, score it on rows that are
     held back, and export the classifier. The same command again prints the result.
 
@@ -593,7 +594,8 @@ def explain_fields(recipe: "Recipe"):
 
 def recipes_command(
         action: Literal["list", "show", "fields", "diff"] = "list",
-        names: shown(tuple[str, ...], "[RECIPE ...]", "default: pocket, to show or explain") = (), /):
+        names: shown(tuple[str, ...], "[RECIPE ...]", "default: pocket, to show or explain") = (),
+        /):
     """List the recipes, show one as YAML, explain its fields, or print what differs between two.
 
     Args:
@@ -798,7 +800,9 @@ def perform(argv: list[str]):
 def end_by_signal(signum: int, frame: FrameType | None):
     "End this process with the exit code of a signal; if the signal comes again, ignore it."
     signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)
+    end = SystemExit(128 + signum)
+    end.signum = signum
+    raise end
 
 def readers_are_gone() -> bool:
     "Whether a reader of standard output or error is gone; nothing more is sent to one who is."
@@ -851,15 +855,16 @@ def ending(error: BaseException, command: str) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return 130, f"interrupted{goes_on}"
     if hasattr(error, "signum"):  # an `Interrupted`, recognised without loading its module
-        what = "stopped and saved" if goes_on else "interrupted"
+        saved = goes_on and not isinstance(error, SystemExit)  # which `end_by_signal` raises
+        what = "stopped and saved" if saved else "interrupted"
         return 128 + error.signum, f"{what}{goes_on}"
     if isinstance(error, BrokenPipeError) and readers_are_gone():
         return 128 + signal.SIGPIPE, ""
     if isinstance(error, OSError) and error.errno is not None:
         return 2, explained(error)
     if isinstance(error, UnicodeEncodeError):  # of the name of a file
-        return 2, (f"{error.object!r} cannot be written in {error.encoding.upper()}; choose another "
-                   "name, or a locale with UTF-8")
+        return 2, (f"{error.object!r} cannot be written in {error.encoding.upper()}; choose "
+                   "another name, or a locale with UTF-8")
     if chapters.hardware.is_out_of_memory(error):
         reason = (str(error).splitlines() or ["no more room"])[0]
         return 2, (f"too little memory ({reason}); choose a smaller model, or do less at a time, "
@@ -879,7 +884,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             flush_output()
         return 0
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         code, message = ending(error, argv[0])
     readers_are_gone()
     if message:

@@ -442,8 +442,8 @@ def write_onnx(folder: Path) -> Path:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"{folder}: model.onnx cannot be made ({reason})") from None
     if not gap < MAX_GAP:
-        raise UserError(f"{folder}: model.onnx would differ from the model by {gap:.1g}, and is not "
-                        "written; use the model with torch")
+        raise UserError(f"{folder}: model.onnx would differ from the model by {gap:.1g}, and is "
+                        "not written; use the model with torch")
     path = Path(folder) / "model.onnx"
     with atomic_write(path) as part:
         part.write_bytes(program)

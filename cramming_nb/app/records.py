@@ -456,7 +456,7 @@ def spread(items: list, count: int) -> list:
     return [items[i * (len(items) - 1) // (count - 1)] for i in range(count)]
 
 def samples_shown(record: RunRecord, most: int = 6) -> Table:
-    "Masked sentences with what the model fills in: some that it knows, the surest first, and others."
+    "Masked sentences with what the model fills in: some it knows, the surest first, and others."
     samples = sorted(record.samples, key=chance, reverse=True)
     known = [sample for sample in samples if chance(sample)]
     others = samples[len(known):]
@@ -522,8 +522,8 @@ def render(name: str, **values: object) -> str:
     return pages.get_template(name).render(values)
 
 CALLED = [  # by the template of a report
-    Table, number, duration, parameters, mishaps, key_numbers, guessed, samples_shown, beside, facts,
-    differences, scored_on, scores, verdict, coverage, score_differences, curve_points, curve_png,
+    Table, number, duration, parameters, mishaps, key_numbers, guessed, samples_shown, beside,
+    facts, differences, scored_on, scores, verdict, coverage, score_differences, curve_points, curve_png,
     rate_spread, time_spent, next_commands, stages_left, machine, decides]
 
 def report(*records: RunRecord,

@@ -254,7 +254,8 @@ def corpus_of(run: Run, tasks: dict[str, TaskData] | None = None) -> Corpus:
     show_progress = run.progress and not run.group.rank
     with run.group.rank_zero_first():
         kept = read_run(run.folder) if (run.folder / "run.json").exists() else None
-        own = Path(os.path.expanduser(run.data_dir or cache_dir())) / kept["corpus"] if kept else None
+        corpora = Path(os.path.expanduser(run.data_dir or cache_dir()))
+        own = corpora / kept["corpus"] if kept else None
         if kept and (own / "manifest.json").exists():
             corpus = Corpus(own)
             if show_progress:

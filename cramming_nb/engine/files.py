@@ -112,7 +112,7 @@ def sign(file: IO):
     owner = f"{os.getpid()} on {platform.node()}"
     try:
         file.truncate(0)
-        os.write(file.fileno(), owner.encode())  # past the buffer, which is written again at the end
+        os.write(file.fileno(), owner.encode())  # past the buffer, which is written at the end
     except OSError as error:
         error.filename = file.name
         raise
