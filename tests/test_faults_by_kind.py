@@ -796,6 +796,40 @@ def test_predict_that_a_signal_ends_says_nothing_of_hyphens(signum, monkeypatch,
     assert stop.value.code == 128 + signum and capsys.readouterr().err == ""
 
 
+def test_a_pipe_in_place_of_a_record_is_not_waited_for(a_copy):
+    record = a_copy.folder / "record.json"
+    record.unlink()
+    os.mkfifo(record)
+    refused(a_copy.command("report", "first"), "record.json", "pipe")
+
+
+def test_a_record_that_is_a_link_to_itself_is_named(a_copy):
+    record = a_copy.folder / "record.json"
+    record.unlink()
+    record.symlink_to("record.json")
+    refused(a_copy.command("report", "first"), "record.json", "symbolic links")
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path):
+    code = "import os, sys; os.rmdir(os.getcwd()); from cramming_nb.app import cli; sys.exit(cli.main(['recipes']))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (2, "cram: the current folder is gone; change to another\n")
+
+
+def test_a_closed_terminal_leaves_the_tracker_of_semaphores_alone():
+    """SIGHUP goes to the whole group. A tracker that it ended could not forget what others made."""
+    code = """import os, signal
+from multiprocessing import resource_tracker
+from cramming_nb.app import cli
+cli.chapters.budget
+tracker = resource_tracker._resource_tracker
+os.kill(tracker._pid, signal.SIGHUP)
+os.close(tracker._fd)  # at which it ends by itself
+print(os.waitpid(tracker._pid, 0)[1])"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("0\n", "")
+
+
 def test_a_full_standard_output_is_named(monkeypatch, capsys):
     class Full(io.StringIO):
         def flush(self):

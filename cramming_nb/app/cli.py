@@ -36,11 +36,19 @@ def loading() -> Iterator[None]:
         gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+def start_tracker():
+    "Start Python's tracker of semaphores, which SIGHUP would end, in a way that it does not."
+    from multiprocessing import resource_tracker  # late: help does without
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it inherits this
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 class LazyModules:
     "The modules of the package by their own names, each imported when it is first used."
     def __getattr__(self, name: str) -> ModuleType:
         for wing in ("cramming_nb.app", "cramming_nb.lab", "cramming_nb", "cramming_nb.engine"):
             if find_spec(f"{wing}.{name}"):
+                start_tracker()
                 with loading():
                     module = import_module(f"{wing}.{name}")
                 setattr(self, name, module)
@@ -301,7 +309,7 @@ def record_of(run: Path) -> "RunRecord":
     if run.is_file():
         return chapters.records.RunRecord.read(run)
     path = run_folder(run) / "record.json"
-    if not path.exists():
+    if not os.path.lexists(path):  # nor a link that leads nowhere
         raise UserError(f"{path.parent} is not finished; `cram run` with the same options, also "
                         "those of `cram pretrain`, finishes it (with --finetune-seeds 0 at once, "
                         "without scores)")
@@ -783,6 +791,10 @@ def perform(argv: list[str]):
     if argv == ["--version"]:
         print(version("cramming_nb"))
         return
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the current folder is gone; change to another") from None
     argv = marked(argv) if argv[0] == "predict" else argv
     argv = joined([with_home(word) for word in argv])
     try:
@@ -797,12 +809,15 @@ def perform(argv: list[str]):
         raise
 
 # %% ../../nbs/app/cli.ipynb #23389d34
+class Signalled(SystemExit):
+    "The end of a process by a signal."
+    def __init__(self, signum: int):
+        super().__init__(128 + signum)
+
 def end_by_signal(signum: int, frame: FrameType | None):
     "End this process with the exit code of a signal; if the signal comes again, ignore it."
     signal.signal(signum, signal.SIG_IGN)
-    end = SystemExit(128 + signum)
-    end.signum = signum
-    raise end
+    raise Signalled(signum)
 
 def readers_are_gone() -> bool:
     "Whether a reader of standard output or error is gone; nothing more is sent to one who is."
@@ -854,9 +869,10 @@ def ending(error: BaseException, command: str) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, f"interrupted{goes_on}"
+    if isinstance(error, Signalled):
+        return error.code, f"interrupted{goes_on}"
     if hasattr(error, "signum"):  # an `Interrupted`, recognised without loading its module
-        saved = goes_on and not isinstance(error, SystemExit)  # which `end_by_signal` raises
-        what = "stopped and saved" if saved else "interrupted"
+        what = "stopped and saved" if goes_on else "interrupted"
         return 128 + error.signum, f"{what}{goes_on}"
     if isinstance(error, BrokenPipeError) and readers_are_gone():
         return 128 + signal.SIGPIPE, ""
@@ -884,7 +900,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             flush_output()
         return 0
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
+    except (Exception, KeyboardInterrupt, Signalled) as error:
         code, message = ending(error, argv[0])
     readers_are_gone()
     if message:

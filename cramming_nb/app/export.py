@@ -534,10 +534,15 @@ def files_to_send(folder: Path, name: str) -> dict[str, bytes | Path]:
 
 # %% ../../nbs/app/export.ipynb #256805b9
 def check_hub_name(name: str):
-    "Refuse a name that is not USER/NAME in letters that the hub allows."
-    if not re.fullmatch(r"[\w-]+/[\w.-]+", name, re.ASCII) or ".." in name or "--" in name:
+    "Refuse a name that is not USER/NAME, or that the hub does not allow."
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", name, re.ASCII):
         raise UserError(f"{name!r}: write USER/NAME, in letters, digits, hyphens, underscores and "
                         "full stops")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"{name!r} is no name on the hub ({error})") from None
 
 def dry_run(folder: Path, name: str) -> str:
     "What `push` would send, with sizes, and the card's head."
@@ -566,7 +571,7 @@ def push(folder: Path,          # an exported model
         api.create_commit(name, operations, commit_message="Upload a model of cramming_nb")
     except Exception as error:  # of the network, of the hub, or of the name
         status = getattr(getattr(error, "response", None), "status_code", None)
-        advice = "check the network"
+        advice = "check the network, HF_TOKEN and HF_ENDPOINT"
         if status in (401, 403) or "token" in str(error).lower():
             advice = f"log in with `hf auth login`, as a user who may write to {name}"
         reason = shorten(" ".join(str(error).split()) or type(error).__name__, 200)

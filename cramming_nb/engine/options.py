@@ -163,6 +163,8 @@ def whole(digits: str) -> int:
 
 def json_file(path: str | os.PathLike) -> object:
     "The value of a JSON file; a `UserError` names the file that cannot be read."
+    if Path(path).is_fifo():  # which would be waited for
+        raise UserError(f"{path}: is a pipe and not a file; put a file in its place")
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), parse_int=whole)
     except (OSError, ValueError, RecursionError) as error:
