@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 WINDOW = 2        # tokens to each side that are the context of a token
 POWER = 0.75      # of how often a context occurs (Levy et al. 2015)
 SAMPLE = 1 << 23  # tokens that are counted, at most
+LENGTH = 0.64     # root mean square of the lengths of the vectors
 
 # %% ../nbs/counts.ipynb #cnt00006
 def count_pairs(parts: Iterable[np.ndarray], vocab_size: int, window: int = WINDOW) -> csr_array:
@@ -73,7 +74,7 @@ def count_vectors(rows: np.ndarray,  # sequences of token ids [sequences, seq_le
                   width: int,        # numbers in a vector
                   seed: int,         # of the rotation
                   ) -> np.ndarray:
-    """First vectors of tokens, float32 [vocabulary, width], whose squared lengths have mean 1.
+    """First vectors of tokens, float32 [vocabulary, width], with a mean length of `LENGTH`.
 
     A token without a context gets zeros."""
     information = positive_pmi(count_pairs(sampled_rows(rows), vocab_size))
@@ -83,4 +84,4 @@ def count_vectors(rows: np.ndarray,  # sequences of token ids [sequences, seq_le
     vectors[~found] = 0.0  # of which rounding may have made something
     lengths = np.square(vectors).sum(1)
     scale = np.sqrt(lengths[found].mean()) if found.any() else 1.0
-    return (vectors / scale).astype(np.float32)
+    return (LENGTH * vectors / scale).astype(np.float32)

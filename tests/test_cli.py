@@ -201,6 +201,25 @@ sys.exit(cli.main(["run"]))"""
     assert (result.returncode, result.stderr) == (143, "cram: interrupted; the same command goes on from here\n")
 
 
+@pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_is_not_lost_while_an_object_is_deleted(name, code):
+    """Python drops what a `__del__` raises, also what the handler of a signal raises there."""
+    script = f"""import signal, sys, time
+from cramming_nb.app import cli
+from cramming_nb.app.__main__ import program
+class Deleted:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+def work(argv):
+    Deleted()
+    time.sleep(60)
+cli.perform, sys.argv = work, ["cram", "run"]
+sys.exit(program())"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    said = "cram: interrupted; the same command goes on from here\n"
+    assert (result.returncode, result.stderr) == (code, said)
+
+
 GOES_ON = "data glue lab pretrain run".split()
 
 

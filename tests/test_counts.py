@@ -75,7 +75,7 @@ def test_vectors_have_the_size_and_the_rotation_that_is_asked_for():
     assert np.array_equal(first, again) and np.abs(first - other).max() > 0.01
     assert np.allclose(first @ first.T, other @ other.T, atol=1e-6)
     found = first.any(1)
-    assert found.sum() == 54 and np.square(first[found]).sum(1).mean() == pytest.approx(1, rel=1e-5)
+    assert found.sum() == 54 and np.square(first[found]).sum(1).mean() == pytest.approx(counts.LENGTH**2, rel=1e-5)
 
 
 def test_text_of_one_token_gives_no_vectors():

@@ -102,7 +102,8 @@ def test_changed_table_takes_the_place_of_the_old(a_copy):
 
 GOOD = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50))
 BAD_TABLES = {  # name: (content, options, words of the line)
-    "empty": (b"", "", "is empty"),
+    "empty": (b"", "", "has no rows"),
+    "header alone": (b"text,label\n", "", "has no rows"),
     "no label column": (b"id,text\n" + GOOD.encode(), "--label label", "'label'", "id, text"),
     "unknown columns": (b"a,b,c\n1,2,3\n", "", "a, b, c", "--text COLUMN"),
     "one class": (b"text,label\n" + GOOD.replace(",b", ",a").encode(), "", "'a'", "tell apart"),

@@ -253,6 +253,16 @@ def test_others_load_the_discriminator(home):
     assert torch.allclose(theirs.eval()(ids).last_hidden_state, encoder(ids), atol=1e-5)
 
 
+def test_the_discriminator_may_be_sent_and_a_damaged_one_may_not(home, tmp_path):
+    call = ["export", tmp_path / "export", "--push-to", "somebody/thimble", "--dry-run"]
+    shutil.copytree(home / "runs" / "first" / "export", tmp_path / "export")
+    said = command(*call, cwd=home)
+    assert said.code == 0 and "model.safetensors" in said.out, said.err
+    (tmp_path / "export" / "model.safetensors").write_bytes(b"")
+    said = command(*call, cwd=home)
+    assert said.code == 2 and "model.safetensors" in said.err and not said.out
+
+
 @pytest.mark.parametrize("where", ["first", "runs/first/export"])
 def test_no_words_are_predicted(home, where):
     said = command("predict", where, "The [MASK] is late.", cwd=home)

@@ -130,3 +130,25 @@ def test_a_stranger_is_told_to_log_in(hub, finished, cram, monkeypatch):
     said = cram("export", finished.folder / "export", "--push-to", "somebody/thimble")
     assert said.code == 2 and said.err.count("\n") == 1, said.err
     assert "hf auth login" in said.err and hub.files == {}
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+DAMAGES = {  # name: (what is done to an export, words of the line)
+    "cut weights": (cut, "model.safetensors"),
+    "another configuration": (lambda folder: (folder / "config.json").write_text('{"x": 1}'), "config.json"),
+    "no fields": (lambda folder: (folder / "config.json").write_text("null"), "no architecture"),
+    "another tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["send", "dry run"])
+@pytest.mark.parametrize("damage, words", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_model_is_not_sent(damage, words, options, hub, a_copy, cram):
+    damage(a_copy.folder / "export")
+    said = cram("export", a_copy.folder / "export", "--push-to", "somebody/thimble", *options)
+    assert said.code == 2 and said.err.count("\n") == 1 and words in said.err, said.err
+    assert not said.out and hub.asked == [] and hub.files == {}

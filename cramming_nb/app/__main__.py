@@ -48,7 +48,8 @@ def program() -> int:
     "Do what the arguments ask for, and return the exit code; Ctrl-C ends it without a traceback."
     try:
         prepare_streams()
-        from .cli import main as command
+        from .cli import main as command, send_again
+        sys.unraisablehook = send_again
         return command()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -6,7 +6,7 @@
 __all__ = ['main']
 
 # %% ../../nbs/app/cli.ipynb #fbc4e3e1
-import errno, gc, inspect, json, os, re, select, signal, sys
+import errno, gc, inspect, json, os, re, select, signal, sys, threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -818,6 +818,18 @@ def end_by_signal(signum: int, frame: FrameType | None):
     "End this process with the exit code of a signal; if the signal comes again, ignore it."
     signal.signal(signum, signal.SIG_IGN)
     raise Signalled(signum)
+
+def send_again(lost: "sys.UnraisableHookArgs"):
+    "For `sys.unraisablehook`: a signal that came during a `__del__`, and was lost, is sent again."
+    if isinstance(lost.exc_value, Signalled):
+        signum = lost.exc_value.code - 128
+        signal.signal(signum, end_by_signal)
+    elif isinstance(lost.exc_value, KeyboardInterrupt):
+        signum = signal.SIGINT
+    else:
+        sys.__unraisablehook__(lost)
+        return
+    threading.Timer(0.01, os.kill, (os.getpid(), signum)).start()
 
 def readers_are_gone() -> bool:
     "Whether a reader of standard output or error is gone; nothing more is sent to one who is."

@@ -175,7 +175,7 @@ SCHEMA = 2  # of an exported folder; since 2, rotary positions pair features hal
 
 def read_architecture(config: dict) -> Architecture:
     "The architecture that a config.json names; refuses what another version exported."
-    if "architecture" not in config:
+    if not isinstance(config, dict) or "architecture" not in config:
         raise UserError("no architecture of this package is named")
     if config.get("schema") != SCHEMA:
         raise UserError("another version of cramming_nb exported it")
@@ -281,8 +281,8 @@ def export_model(
 def exported_config(folder: Path) -> dict:
     "The fields of an exported folder's config.json; none where it cannot be read."
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = json_file(Path(folder) / "config.json")
+    except UserError:
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -521,12 +521,25 @@ def classify(folder: Path,                  # of an exported classifier
     return answers
 
 # %% ../../nbs/app/export.ipynb #3c9baba7
+def check_loads(folder: Path):
+    "Raise a `UserError` unless the model of an exported folder loads, with its tokenizer."
+    config = exported_config(folder)
+    if is_classifier(folder):
+        load_classifier(folder)
+    elif config.get("architectures") == ["CrammingModel"]:
+        def build(arch: Architecture) -> nn.Module:
+            return nn.ModuleDict(dict(encoder=Encoder(arch)))
+        read_export(folder, config, build, "encoder", "cram export RUN")
+    elif config.get("architectures") != ["BertModel"]:
+        load_model(folder)
+
 def files_to_send(folder: Path, name: str) -> dict[str, bytes | Path]:
     "What is sent of an exported folder, by file name; the card's text names the model `name`."
     missing = [file for file in SHARED_FILES if not (Path(folder) / file).is_file()]
     if missing:
         raise UserError(f"{folder}: {missing[0]} is missing; write the folder with `cram export` "
                         "or `cram finetune`")
+    check_loads(folder)
     sent = {file: Path(folder) / file for file in SHARED_FILES + ADDED_FILES
             if (Path(folder) / file).is_file()}
     card = sent["README.md"].read_text(encoding="utf-8").replace("THIS FOLDER", name)

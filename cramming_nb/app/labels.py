@@ -56,7 +56,7 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
             raise UserError(f"{path}, {place}: half of a character (a surrogate); write all of it")
         rows.append((place, cells))
     if not columns:
-        raise UserError(f"{path} is empty; write a header such as text,label and a row for each "
+        raise UserError(f"{path} has no rows; write a header such as text,label and a row for each "
                         "text")
     return columns, rows
 
