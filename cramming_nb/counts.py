@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 # %% ../nbs/counts.ipynb #cnt00004
 WINDOW = 2        # tokens to each side that are the context of a token
-POWER = 0.75      # of how often a context occurs (Levy et al. 2015)
+SMOOTHING = 0.75  # power of how often a context occurs (Levy et al. 2015)
 SAMPLE = 1 << 23  # tokens that are counted, at most
 LENGTH = 0.64     # root mean square of the lengths of the vectors
 
@@ -35,7 +35,7 @@ def count_pairs(parts: Iterable[np.ndarray], vocab_size: int, window: int = WIND
 def positive_pmi(counts: csr_array) -> csr_array:
     "Pointwise mutual information of a token and a context where it is positive, float32 [V, V]."
     occurrences = np.asarray(counts.sum(1, dtype=np.int64))
-    contexts = occurrences ** POWER / (occurrences ** POWER).sum()
+    contexts = occurrences ** SMOOTHING / (occurrences ** SMOOTHING).sum()
     with np.errstate(divide="ignore"):  # of tokens that do not occur, hence in no pair
         by_token = np.log(occurrences).astype(np.float32)
         by_context = np.log(contexts).astype(np.float32)
