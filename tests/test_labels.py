@@ -20,7 +20,7 @@ from conftest import DOES, LIKE, THINGS, command, contents, lines
 
 import cramming_nb.app.hf  # noqa: F401
 from cramming_nb.app.export import classify
-from cramming_nb.app.labels import read_labels, train_classifier
+from cramming_nb.app.labels import choose_columns, read_labels, train_classifier
 from cramming_nb.app.run import load_run, tokenizer_of
 from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import encode, hold_back
@@ -104,6 +104,16 @@ GOOD = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50))
 BAD_TABLES = {  # name: (content, options, words of the line)
     "empty": (b"", "", "has no rows"),
     "header alone": (b"text,label\n", "", "has no rows"),
+    "JSON lines": (b'{"text": "a", "label": "b"}\n' * 50, "", "line 1", "this is JSON", ".jsonl"),
+    "JSON": (b'[{"text": "a", "label": "b"}]', "", "line 1", "this is JSON", ".json"),
+    "two labels": (b"text,Label,LABEL\none,a,b\n", "", "which columns", "text, Label, LABEL"),
+    "half without a label": (
+        b"text,label\n" + b"".join(b"t %d,%s\n" % (i, (b"a", b"None", b"b", b"None")[i % 4]) for i in range(60)),
+        "",
+        "of 30 rows",
+        "30 rows",
+        "label",
+    ),
     "no label column": (b"id,text\n" + GOOD.encode(), "--label label", "'label'", "id, text"),
     "unknown columns": (b"a,b,c\n1,2,3\n", "", "a, b, c", "--text COLUMN"),
     "one class": (b"text,label\n" + GOOD.replace(",b", ",a").encode(), "", "'a'", "tell apart"),
@@ -384,3 +394,9 @@ def test_a_long_label_is_cut_where_it_is_listed(finished, tmp_path):
     path.write_text("text,label\n" + rows)
     said = read_labels(path, tokenizer_of(load_run(finished.folder))).describe()
     assert "yyyyyy… 30" in said and said.isprintable() and len(said) < 300
+
+
+@pytest.mark.parametrize("header", ["Text,text,label,Label", "LABEL,Text,label,text"])
+def test_the_exact_name_of_a_column_comes_first(header, tmp_path):
+    columns = header.split(",")
+    assert choose_columns(columns, (), "", tmp_path / "a.csv") == (("text",), "label")

@@ -284,6 +284,9 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
     names = [name.strip().strip("\ufeff").strip() for name in header]
     if names and (names[0].startswith("# ") or names[0].startswith("#") and len(names) == 1):
         raise UserError(f"{path}, line {top}: this is a comment; delete it, the header comes first")
+    if names and names[0].startswith(("{", "[{")):
+        raise UserError(f"{path}, line {top}: this is JSON; give its file the suffix .jsonl, or "
+                        ".json")
     if twice := [name for name, times in Counter(names).items() if name and times > 1]:
         raise UserError(f"{path}, line {top}: two columns have the name {twice[0]!r}; rename one")
     if names and column and column not in names:
