@@ -1,6 +1,7 @@
 """The command answers at once, explains each of its options, and says what it printed."""
 
 import inspect
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from conftest import command, lines
 from cramming_nb.app import cli
 from cramming_nb.app.cli import BENCHES, COMMANDS, RunOptions
 from cramming_nb.engine.checkpoint import Interrupted
+from cramming_nb.engine.errors import UserError
 from cramming_nb.recipes import RECIPES, flat, load_recipe
 
 HEAVY = {"torch", "datasets", "tokenizers", "matplotlib", "sklearn", "scipy", "numpy", "pyarrow", "transformers"}
@@ -214,6 +216,7 @@ def work(argv):
     Deleted()
     time.sleep(60)
 cli.perform, sys.argv = work, ["cram", "run"]
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where the tests run under `nohup`
 sys.exit(program())"""
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     said = "cram: interrupted; the same command goes on from here\n"
@@ -389,3 +392,31 @@ def test_real_process_exits_with_the_code(tmp_path):
     result = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("cram: no run 'nosuch'") and result.stderr.count("\n") == 1
+
+
+LINES = {  # what comes on standard input: the texts, and those where a text may be empty
+    "a\r\nb c \n\n": (["a", "b c "], ["a", "b c "]),
+    "a\n\nb\n \nc": (["a", "b", "c"], ["a", "", "b", " ", "c"]),
+    "\nb\n": (["b"], ["", "b"]),
+    "a\u2028b\x0cc\x85d\n": (["a\u2028b\x0cc\x85d"], ["a\u2028b\x0cc\x85d"]),
+}
+
+
+@pytest.mark.parametrize("given", LINES, ids=repr)
+@pytest.mark.parametrize("empty", [False, True])
+def test_texts_are_the_lines_of_standard_input(given, empty, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    assert cli.given_texts((), empty) == LINES[given][empty]
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("given", ["", "\n\n\r\n"], ids=repr)
+def test_empty_lines_alone_are_no_text(given, empty, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    with pytest.raises(UserError, match="^no text"):
+        cli.given_texts((), empty)
+
+
+def test_a_text_without_a_run_is_told():
+    said = command("predict", "The [MASK] is late.")
+    assert said.code == 2 and "'The [MASK] is late.' is a text; name a RUN before it" in said.err

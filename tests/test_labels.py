@@ -47,7 +47,7 @@ def write(path: Path, rows: list[tuple]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["classes", "pairs", "numbers"])
-def test_table_becomes_a_classifier(kind, a_copy, run_python):
+def test_table_becomes_a_classifier(kind, a_copy, run_python, monkeypatch):
     write(a_copy.home / "mine.csv", rows_of(kind))
     argv = ["finetune", "first", "mine.csv", "--epochs", "1", "--name", "my table"]
     argv += ["--text", "question1", "question2"] if kind == "pairs" else []
@@ -79,6 +79,11 @@ def test_table_becomes_a_classifier(kind, a_copy, run_python):
         assert 10 < ours[0][0][1] < 16  # on the scale of the labels
     shown = a_copy.command("predict", "first/my table", *texts)
     assert shown.code == 0 and len(re.findall(r"^The", shown.out, re.M)) == (1 if kind == "pairs" else 2)
+
+    if kind == "pairs":
+        monkeypatch.setattr("sys.stdin", io.StringIO("The old garden\n\nThe kettle\nThe sea\n"))
+        by_line = a_copy.command("predict", "first/my table")
+        assert by_line.code == 0 and re.findall("^The.*", by_line.out, re.M) == ["The old garden / ", "The kettle / The sea"]
 
     card = (folder / "export" / "README.md").read_text()
     assert "number 1." not in card and "pipeline_tag: text-classification" in card

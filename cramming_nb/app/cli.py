@@ -476,11 +476,15 @@ def marked(argv: list[str]) -> list[str]:
     words = [MARK + word if re.match(r"-[^=]*[\s\[]", word) else word for word in argv[:end]]
     return words + [MARK + word for word in argv[end + 1:]]
 
-def given_texts(texts: tuple[str, ...]) -> list[str]:
-    "The texts of the command, or else the lines of standard input; there is at least one."
+def given_texts(texts: tuple[str, ...], empty: bool = False) -> list[str]:
+    """The texts of the command, or else the lines of standard input; there is at least one.
+
+    Empty lines between others count only where a text may be `empty`."""
     try:
         if not texts and not sys.stdin.isatty():
-            texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+            given = sys.stdin.read().rstrip("\r\n")
+            lines = [line.removesuffix("\r") for line in given.split("\n")]
+            texts = [line for line in lines if line.strip() or empty and any(lines)]
         # In an ASCII locale, the bytes of an argument that are not ASCII are surrogates.
         texts = [text.encode(errors="surrogateescape").decode() for text in texts]
     except UnicodeError:
@@ -550,14 +554,17 @@ def predict_command(
     run, *texts = (word.removeprefix(MARK) for word in (run, *texts))
     if not demo and not run:
         raise UserError("no RUN is named, nor --demo; see cram predict --help")
+    if not demo and "[MASK]" in run and not Path(run).exists():
+        raise UserError(f"{run!r} is a text; name a RUN before it, or --demo")
     if demo and run:  # the first of the texts, then
         texts = (run, *texts)
     path = chapters.export.DEMO if demo else Path(run)
-    texts, folder = given_texts(texts), exported_folder(path)
+    folder = exported_folder(path)
     if folder and chapters.export.is_classifier(folder):
-        print_labels(folder, texts, top)
+        pairs = chapters.export.exported_config(folder)["sentence_pairs"]
+        print_labels(folder, given_texts(texts, empty=pairs), top)
     else:
-        print_fills(path, texts, top)
+        print_fills(path, given_texts(texts), top)
 
 # %% ../../nbs/app/cli.ipynb #535b3467
 def finetune_command(
