@@ -141,6 +141,7 @@ DAMAGES = {  # name: (what is done to an export, words of the line)
     "cut weights": (cut, "model.safetensors"),
     "another configuration": (lambda folder: (folder / "config.json").write_text('{"x": 1}'), "config.json"),
     "no fields": (lambda folder: (folder / "config.json").write_text("null"), "no architecture"),
+    "a card in Latin-1": (lambda folder: (folder / "README.md").write_bytes(b"caf\xe9"), "README.md: not UTF-8"),
     "another tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
 }
 

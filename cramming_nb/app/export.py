@@ -542,7 +542,10 @@ def files_to_send(folder: Path, name: str) -> dict[str, bytes | Path]:
     check_loads(folder)
     sent = {file: Path(folder) / file for file in SHARED_FILES + ADDED_FILES
             if (Path(folder) / file).is_file()}
-    card = sent["README.md"].read_text(encoding="utf-8").replace("THIS FOLDER", name)
+    try:
+        card = sent["README.md"].read_text(encoding="utf-8").replace("THIS FOLDER", name)
+    except UnicodeDecodeError:
+        raise UserError(f"{sent['README.md']}: not UTF-8; save the file as UTF-8") from None
     return sent | {"README.md": card.encode()}
 
 # %% ../../nbs/app/export.ipynb #256805b9
