@@ -618,6 +618,8 @@ def conflicts(arch: Architecture) -> dict[str, bool]:
     no_gates = ACTIVATIONS[arch.activation][1] == 1
     queries_used = rotary or arch.qk_norm or arch.qkv_bias
     return {
+        f"the gates of {arch.activation} halve ffn_size {arch.ffn_size}; give 2 or more":
+            ffn_widths(arch)[1] == 0,
         "rotary positions need an even head size":
             rotary and arch.hidden_size // arch.num_heads % 2 == 1,
         "sinusoids come in pairs; give an even hidden_size":

@@ -141,6 +141,8 @@ def recipe_of(parts: dict, where: object) -> Recipe:
         for part, fields in parts.items():
             if part != "name" and not isinstance(fields, dict):
                 raise UserError(f"{part!r} must hold fields; see `cram recipes show`")
+            if not fields and part not in vars(Recipe()):
+                raise UserError(f"{part!r} is no part of a recipe; see `cram recipes show`")
         return change(Recipe(), flat(parts), str(name))
 
 # %% ../nbs/10b_recipes.ipynb #9a2cb422

@@ -52,6 +52,8 @@ RECIPE_FILES = {
     "optimizer: {lr: .nan}": "my.yaml: optimizer.lr nan: give a finite number at least 0",
     "optimizer: {lr: .inf}": "my.yaml: optimizer.lr inf: give a finite number at least 0",
     "optimizer: 3": "my.yaml: 'optimizer' must hold fields",
+    "trainin: {}": "my.yaml: 'trainin' is no part of a recipe",
+    "architecture: {ffn_size: 1}": "the gates of gelu_glu halve ffn_size 1; give 2 or more",
     "1: {a: 3}": "my.yaml: recipe field '1.a' is unknown",
     "name: [a]": "my.yaml: name ['a']; write text",
     "name:": "my.yaml: name None; write text",
