@@ -25,6 +25,8 @@ from cramming_nb.app import cli
 from cramming_nb.app.__main__ import Notices
 from cramming_nb.app.export import fill_mask, load_model
 from cramming_nb.app.labels import check_cells, read_labels, read_table
+from cramming_nb.app.records import RunRecord
+from cramming_nb.app.run import add_results
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
@@ -426,7 +428,7 @@ def test_labels_that_look_alike_are_told(labels, said, finished, tmp_path):
     assert said in found.describe() and ("alike" in found.describe()) == bool(said)
 
 
-@pytest.mark.parametrize("missing", ["NaN", "NAN", "Infinity", "-inf", "NaT", "<NA>", "null"])
+@pytest.mark.parametrize("missing", ["NaN", "NAN", "Infinity", "-inf", "NaT", "<NA>", "null", "#N/A"])
 def test_a_label_that_a_program_wrote_for_none(missing, finished, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"a garden of {i} rivers,{(missing, 1, 2)[i % 3]}\n" for i in range(90)))
@@ -794,6 +796,38 @@ def test_predict_that_a_signal_ends_says_nothing_of_hyphens(signum, monkeypatch,
     with pytest.raises(SystemExit) as stop:
         cli.perform(["predict", "--demo", "a [MASK]"])
     assert stop.value.code == 128 + signum and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["record.json", "run.json", "report.md"])
+def test_a_classifier_is_not_put_in_place_of_a_file_of_the_run(name, table, a_copy):
+    said = a_copy.command("finetune", "first", table, "--name", name)
+    refused(said, f"--name {name}", "choose another --name")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "probe.jsonl"])
+def test_a_file_that_a_run_lost_is_told_before_it_goes_on(name, a_copy):
+    (a_copy.folder / "record.json").unlink()
+    kept = json.loads((a_copy.folder / "run.json").read_text())
+    (a_copy.folder / "run.json").write_text(json.dumps(kept | dict(state="begun", pretraining=None)))
+    shutil.rmtree(a_copy.folder / "checkpoints")
+    (a_copy.folder / name).unlink()
+    said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first")
+    refused(said, name, "missing or damaged", "copy it from")
+    assert not (a_copy.folder / "checkpoints").exists()
+
+
+def test_a_run_comes_before_a_folder_of_its_name(a_copy):
+    shutil.copytree(a_copy.folder / "export", a_copy.home / "first")
+    assert a_copy.command("export", "first").out == "runs/first/export\n"
+    (a_copy.home / "first" / "config.json").write_text("{}")
+    assert a_copy.command("predict", "first", "the [MASK] is").code == 0
+
+
+def test_a_result_without_the_checksum_of_its_rows_is_taken(a_copy):
+    record = json.loads((a_copy.folder / "record.json").read_text())
+    results = [{name: value for name, value in result.items() if name != "data"} for result in record["results"]]
+    add_results(a_copy.folder / "record.json", results)
+    assert len(RunRecord.read(a_copy.folder / "record.json").results) == len(results)
 
 
 def test_a_pipe_in_place_of_a_record_is_not_waited_for(a_copy):

@@ -142,6 +142,11 @@ DAMAGES = {  # name: (what is done to an export, words of the line)
     "another configuration": (lambda folder: (folder / "config.json").write_text('{"x": 1}'), "config.json"),
     "no fields": (lambda folder: (folder / "config.json").write_text("null"), "no architecture"),
     "a card in Latin-1": (lambda folder: (folder / "README.md").write_bytes(b"caf\xe9"), "README.md: not UTF-8"),
+    "half of a file": (
+        lambda folder: (folder / "tokenizer_config.json").write_text('{"a": '),
+        "tokenizer_config.json: cannot be read",
+    ),
+    "nothing in a file": (lambda folder: (folder / "modules.json").write_text("null"), "modules.json: damaged"),
     "another tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
 }
 

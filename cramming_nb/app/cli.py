@@ -298,9 +298,11 @@ def run_folder(run: Path) -> Path:
 
 def exported_folder(run: Path) -> Path | None:
     "The folder of an exported model that is named instead of a run, or None."
-    for path in (run, Path("runs") / run):
+    for path in (Path("runs") / run, run):  # as for `run_folder`
+        if (path / "run.json").is_file():
+            return None
         for folder in (path, path / "export"):
-            if (folder / "config.json").is_file() and not (path / "run.json").is_file():
+            if (folder / "config.json").is_file():
                 return folder
     return None
 
@@ -592,7 +594,8 @@ def finetune_command(
         raise UserError(f"{table}: this table has no name; name the classifier with --name")
     running, found = chapters.run, chapters.run.load_run(run_folder(run))
     running.check_pretrained(found)
-    running.check_place(found.folder / (name or table.stem))
+    name = name or table.name.partition(".")[0]
+    running.check_place(chapters.labels.folder_for(found, name))
     labels = chapters.labels.read_labels(table, running.tokenizer_of(found), text, label, kind)
     print(labels.describe())
     made = chapters.labels.train_classifier(found, labels, name, epochs, seed)

@@ -542,6 +542,9 @@ def files_to_send(folder: Path, name: str) -> dict[str, bytes | Path]:
     check_loads(folder)
     sent = {file: Path(folder) / file for file in SHARED_FILES + ADDED_FILES
             if (Path(folder) / file).is_file()}
+    for path in sent.values():
+        if path.suffix == ".json" and not isinstance(json_file(path), dict | list):
+            raise UserError(f"{path}: damaged; write the folder again")
     try:
         card = sent["README.md"].read_text(encoding="utf-8").replace("THIS FOLDER", name)
     except UnicodeDecodeError:

@@ -96,8 +96,8 @@ def choose_columns(
 MOST_CLASSES = 20  # more different whole numbers than these are a regression
 FEWEST_ROWS = 40
 LARGEST = 1e30     # a number whose square a float32 cannot hold is no label to learn
-MISSING = ("nan", "NaN", "Nan", "NAN", "NaT", "<NA>", "None", "null", "NULL", "inf", "-inf", "+inf",
-           "Inf", "-Inf", "INF", "-INF", "Infinity", "-Infinity")  # as programs write them
+MISSING = ("nan", "NaN", "Nan", "NAN", "NaT", "<NA>", "#N/A", "None", "null", "NULL", "inf", "-inf",
+           "+inf", "Inf", "-Inf", "INF", "-INF", "Infinity", "-Infinity")  # as programs write them
 
 def as_number(text: str) -> float | None:
     "The number that a text stands for; None if it is no finite number."
@@ -287,8 +287,9 @@ def read_labels(
         raise UserError(f"{path}: every row has the label {only!r} in column {label!r}; there is "
                         f"nothing to tell apart{noted}")
     if len(names) > len(train) / 2:
-        raise UserError(f"{path}: {len(names)} different labels in {len(train)} rows; if "
-                        f"{label!r} is not the label, name it with --label COLUMN")
+        raise UserError(f"{path}: {len(names)} different labels in {len(train)} rows, such as "
+                        f"{names[0]!r}; if {label!r} is not the label, name it with --label "
+                        "COLUMN, and write numbers plainly, as in 3.5")
     task = Task("labels", "", len(texts) == 2, names or None, accuracy if names else pearson)
     data = TaskData(task, train, {})
     return LabelTable(path, texts, label, data, len(labelled) - len(train), contradicting, notes)
@@ -493,7 +494,8 @@ def folder_for(run: Run, name: str) -> Path:
     "The folder of a classifier inside the run's; a name that the run needs itself is an error."
     folder = run.folder / name
     is_own = folder.name.lower() in RUN_FOLDERS  # on macOS, Export and export are one folder
-    is_ours = (folder / "report.md").exists() or not (folder.exists() and any(folder.iterdir()))
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    is_ours = is_empty or not folder.exists() or (folder / "report.md").exists()
     is_name = name.strip() and not name.startswith("-") and folder.name == name != ".."
     if not is_name:
         raise UserError(f"--name {name!r}: no name of a folder inside the run; choose another")

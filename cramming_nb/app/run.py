@@ -301,6 +301,8 @@ def pretrain_run(run: Run, corpus: Corpus | None) -> dict:
         if not run.group.rank and (line := missed_snapshots(run.folder, run.snapshots, 1.0)):
             print(line)
         return outcome
+    for name in TAKEN:  # what is lost is told before the work, and not at its end
+        taken(run, name)
     recipe, budget, hardware = run.recipe, Budget.parse(run.budget), hardware_of(run)
     tokens_per_step = recipe.schedule.batch_size * recipe.corpus.seq_length
     of_token = FLOPS[recipe.objective.name]
@@ -399,7 +401,7 @@ def add_results(path: Path, results: list[dict]):
     task whose rows have changed since are removed.
     """
     record = RunRecord.read(path)
-    checksums = {result["task"]: result["data"] for result in results}  # of each task's rows
+    checksums = {result["task"]: result.get("data") for result in results}  # of each task's rows
     current = [result for result in record.results
                if checksums.get(result["task"], result.get("data")) == result.get("data")]
     merged = {}
