@@ -415,6 +415,7 @@ ALIKE = {  # name: (labels, what is said)
     "Unicode": (("e\u0301", "\xe9"), "look alike and are kept apart"),
     "invisible": (("a", "a\u200b"), r"'a' and 'a\u200b' look alike"),
     "full width": (("1", "\uff11"), "look alike"),
+    "spaces": (("very good", "very  good"), "'very  good' and 'very good' look alike"),
     "not alike": (("1", "01"), ""),
 }
 
@@ -814,6 +815,26 @@ def test_a_file_that_a_run_lost_is_told_before_it_goes_on(name, a_copy):
     said = a_copy.command("run", *a_copy.tiny.options(), "--name", "first")
     refused(said, name, "missing or damaged", "copy it from")
     assert not (a_copy.folder / "checkpoints").exists()
+
+
+def test_a_home_in_the_name_of_the_cache(tiny, tmp_path, monkeypatch):
+    """A quoted ~, as in the file of a job, means home everywhere."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CRAM_CACHE", "~/cache")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(tiny.text.read_bytes())))
+    said = command("data", "build", tiny.recipe, "--source", "-", cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert list((tmp_path / "home" / "cache").glob("corpus-*")) and not (tmp_path / "~").exists()
+
+
+def test_a_result_of_a_classifier_without_replicates_is_named(table, a_copy):
+    argv = ["finetune", "first", table, "--epochs", "1"]
+    assert a_copy.command(*argv).code == 0
+    path = a_copy.folder / "letters" / "results.json"
+    kept = json.loads(path.read_text())
+    del kept["results"][-1]["replicates"]
+    path.write_text(json.dumps(kept))
+    refused(a_copy.command(*argv), "results.json", "replicates")
 
 
 def test_a_run_comes_before_a_folder_of_its_name(a_copy):

@@ -111,6 +111,12 @@ BAD_TABLES = {  # name: (content, options, words of the line)
     "header alone": (b"text,label\n", "", "has no rows"),
     "JSON lines": (b'{"text": "a", "label": "b"}\n' * 50, "", "line 1", "this is JSON", ".jsonl"),
     "JSON": (b'[{"text": "a", "label": "b"}]', "", "line 1", "this is JSON", ".json"),
+    "too close": (
+        b"text,label\n" + b"".join(b"t %d,%d.5\n" % (i, 1_700_000_000 + 5 * i) for i in range(60)),
+        "",
+        "too little for their size",
+        "subtract 1700000148 from each",
+    ),
     "two labels": (b"text,Label,LABEL\none,a,b\n", "", "which columns", "text, Label, LABEL"),
     "half without a label": (
         b"text,label\n" + b"".join(b"t %d,%s\n" % (i, (b"a", b"None", b"b", b"None")[i % 4]) for i in range(60)),
@@ -405,3 +411,17 @@ def test_a_long_label_is_cut_where_it_is_listed(finished, tmp_path):
 def test_the_exact_name_of_a_column_comes_first(header, tmp_path):
     columns = header.split(",")
     assert choose_columns(columns, (), "", tmp_path / "a.csv") == (("text",), "label")
+
+
+@pytest.mark.parametrize("offset", [0, 1e5, -1e5])
+def test_numbers_far_from_zero_are_learned_if_float32_tells_them_apart(offset, tokenizer, tmp_path):
+    path = write(tmp_path / "a.csv", [("text", "label"), *((f"word {i} of it", offset + i + 0.5) for i in range(60))])
+    found = read_labels(path, tokenizer)
+    assert not found.classes and len(found.data.train) == 60
+
+
+@pytest.mark.parametrize("text, told", [("привет мир и {} сад", True), ("the garden, naïve as in May {}", False)])
+def test_a_text_in_letters_that_the_model_deletes_is_told(text, told, tokenizer, tmp_path):
+    rows = [("text", "label"), *((text.format(i), "ab"[i % 2]) for i in range(100, 180))]
+    found = read_labels(write(tmp_path / "a.csv", rows), tokenizer)
+    assert any("% of the characters" in note and "normalizer=unicode" in note for note in found.notes) == told

@@ -536,7 +536,8 @@ def print_labels(folder: Path, texts: list[str], top: int):
         if [name for name, _ in labels] == ["value"]:
             print(f"  {labels[0][1]:.4g}")
         else:
-            print_bars([(" ".join(name.split()), share) for name, share in labels[:top]])
+            print_bars([(in_one_line(" ".join(name.split())), share)
+                        for name, share in labels[:top]])
 
 def predict_command(
         run: shown(str, "[RUN]", "required, but for --demo") = "",

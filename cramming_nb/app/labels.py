@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -25,6 +26,7 @@ from ..glue import (
     pearson, row_lengths, score_predictions)
 from .records import Table, plain
 from ..tasks import HALF
+from ..tokenizer import deleted_characters
 from .run import Run, check_pretrained, hardware_of, read_run, tokenizer_of
 from .scores import LINE_NAMES, RESULT, compare, show
 
@@ -128,12 +130,12 @@ def one_spelling(labels: list[str]) -> dict[str, str]:
     return {label: name for label, name in short.items() if name != label and name in different}
 
 def look_alikes(labels: list[str]) -> list[str]:
-    "Which different labels differ in case, in invisible characters or in the form of Unicode only."
+    "Which different labels differ only in case, spaces, invisible characters or form of Unicode."
     by_look = defaultdict(list)
     for label in sorted(set(labels)):
         letters = unicodedata.normalize("NFKC", label).casefold()
         seen = "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
-        by_look[seen].append(repr(label))
+        by_look[" ".join(seen.split())].append(repr(label))
     return [f"{' and '.join(same)} look alike and are kept apart" for same in by_look.values()
             if len(same) > 1]
 
@@ -170,7 +172,12 @@ def check_numbers(path: Path, rows: Rows, label: str):
         if abs(number) > LARGEST:
             raise UserError(f"{path}, {place}: {row[label]} in column {label!r} is too large "
                             f"to learn; give numbers up to {LARGEST:g}")
-    if 0 < max(abs(float(row[label])) for _, row in rows) < 1 / LARGEST:
+    numbers = [float(row[label]) for _, row in rows]
+    mean, deviation = np.mean(numbers), np.std(numbers)
+    if 0 < deviation < 1e-5 * abs(mean):  # float32 has about seven digits
+        raise UserError(f"{path}: the numbers in column {label!r} differ too little for their size "
+                        f"to learn; subtract {mean:.0f} from each")
+    if 0 < max(map(abs, numbers)) < 1 / LARGEST:
         raise UserError(f"{path}: the numbers in column {label!r} are too small to learn; multiply "
                         f"them, so that some are above {1 / LARGEST:g}")
 
@@ -252,6 +259,15 @@ def as_read(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
         text = tokenizer.normalizer.normalize_str(text)
     return tuple(re.findall(r"\w+|[^\w\s]", text))
 
+MOST_DELETED = 0.05  # share of the characters
+
+def share_deleted(rows: list[tuple], tokenizer: Tokenizer) -> float:
+    "Which share of the characters of all texts a tokenizer deletes."
+    texts = [text for first, second, _ in rows for text in (first, second or "")]
+    if not tokenizer.normalizer:
+        return 0.0
+    return deleted_characters(tokenizer.normalizer, texts).sum() / max(sum(map(len, texts)), 1)
+
 def deduplicated(rows: list[tuple], tokenizer: Tokenizer) -> tuple[list[tuple], int]:
     "The rows with different texts, the first of each; and how many others contradict them."
     by_text, contradicting = {}, 0
@@ -278,6 +294,9 @@ def read_labels(
     labelled = [(row[texts[0]], row[texts[1]] if len(texts) == 2 else None, value)
                 for (_, row), value in zip(rows, values) if value is not None]
     train, contradicting = deduplicated(labelled, tokenizer)
+    if (share := share_deleted(labelled, tokenizer)) > MOST_DELETED:
+        notes += (f"the run's tokenizer deletes {share:.0%} of the characters; one of a run with "
+                  "corpus.normalizer=unicode keeps them",)
     noted = "".join(f" ({note})" for note in notes)
     if len(train) < FEWEST_ROWS:
         raise UserError(f"{path}: of {len(labelled)} rows, {len(train)} with different texts, as "
@@ -460,7 +479,8 @@ def finetuning_key(run: Run, data: TaskData, protocol: Protocol, seed: int) -> s
 KEPT = dict(  # what the file of finished work holds
     key=str, file=str, table=str, metric=str, rows=int, held_back=int, epochs=int,
     results=[RESULT | dict(
-        scores=dict(labels=NUMBER), intervals=dict(labels=[NUMBER, NUMBER]))],
+        scores=dict(labels=NUMBER), intervals=dict(labels=[NUMBER, NUMBER]),
+        replicates=dict(labels=200 * [NUMBER]))],
     mistakes=[[str, str, str]], notes=[str], pairs=bool)
 
 RUN_FOLDERS = ("checkpoints", "export", "glue", "snapshots", "tensorboard")  # a run's own

@@ -94,7 +94,7 @@ def stdlib_files() -> list[str]:
 def cache_dir() -> Path:
     "The cache folder: `$CRAM_CACHE`, `$XDG_CACHE_HOME/cramming_nb` or `~/.cache/cramming_nb`."
     if root := os.environ.get("CRAM_CACHE"):
-        return Path(root)
+        return Path(os.path.expanduser(root))
     if root := os.environ.get("XDG_CACHE_HOME"):
         return Path(root) / "cramming_nb"
     try:
