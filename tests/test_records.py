@@ -17,6 +17,7 @@ from cramming_nb.app.records import (
     differences,
     facts,
     plain,
+    plot_curve,
     read_record,
     record_key,
     report,
@@ -307,3 +308,16 @@ def test_numbers_of_the_page_are_those_of_the_markdown(data):
     for row in rows:
         cells = [re.sub(r"</?small>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
         assert "| " + " | ".join(plain(html.unescape(cell)) for cell in cells) + " |" in text
+
+
+@pytest.mark.parametrize("names, below", [(["short"], False), (["s" * 80], True), ([f"run {i}" for i in range(9)], True)])
+def test_a_long_legend_stands_below_the_curves(names, below):
+    record = RunRecord.read(STORED)
+    records = [replace(record, recipe=record.recipe | dict(name=name)) for name in names]
+    ax = plot_curve(records)
+    ax.figure.draw_without_rendering()
+    assert bool(ax.figure.legends) == below and (ax.get_legend() is None) == below
+    assert ax.get_window_extent().width > 0.7 * ax.figure.bbox.width
+    for legend in ax.figure.legends:
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= ax.figure.bbox.width and box.y1 < ax.get_window_extent().y0

@@ -8,7 +8,7 @@ __all__ = ['RECIPE', 'SHOWN', 'record_key', 'RunRecord', 'environment', 'read_re
            'plan_line']
 
 # %% ../../nbs/app/records.ipynb #d62322b4
-import base64, hashlib, html, io, json, math, os, platform, re, shlex
+import base64, hashlib, html, io, json, math, os, platform, re, shlex, textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -168,6 +168,19 @@ def read_record(data: dict, path: Path | str = "record") -> RunRecord:
         raise UserError(f"{path}: the key does not fit the contents")
     return RunRecord(**data)
 
+# %% ../../nbs/app/records.ipynb #rcdleg01
+def add_legend(ax: "Axes"):
+    "Add the legend inside the axes, or below them if it is long."
+    handles, labels = ax.get_legend_handles_labels()
+    labels = [textwrap.fill(label, 60) for label in labels]
+    lines = "\n".join(labels).splitlines()
+    if len(lines) <= 6 and max(map(len, lines)) <= 40:
+        ax.legend(frameon=False)
+        return
+    figure = ax.figure
+    figure.set_figheight(figure.get_figheight() + 0.2 * len(lines))
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize="small")
+
 # %% ../../nbs/app/records.ipynb #65983a72
 def names_of(records: list) -> list[str]:
     "The names of runs or recipes for one table or figure; numbered if some are the same."
@@ -199,7 +212,7 @@ def plot_curve(
     ax.locator_params(axis="x", nbins=5)
     if by == "tokens":
         ax.xaxis.set_major_formatter(EngFormatter())  # such as 5 M
-    ax.legend(frameon=False)
+    add_legend(ax)
     return ax
 
 # %% ../../nbs/app/records.ipynb #0a4e804d
