@@ -7,7 +7,8 @@ __all__ = ['PAPER_SCORES', 'BINARY', 'TASKS', 'OFFICIAL', 'NINE', 'AX', 'PAIR_VI
            'accuracy', 'f1', 'pearson', 'spearman', 'matthews', 'Task', 'TaskData', 'load_glue', 'missing_tests',
            'Protocol', 'for_task', 'learning_rate', 'encode', 'row_lengths', 'collate', 'epoch_batches', 'Targets',
            'load_weights', 'load_encoder', 'FineTuner', 'replicates', 'percentiles', 'score_predictions',
-           'constant_answer', 'finetune_task', 'trained_weights', 'encoder_weights', 'held_back_rows', 'hold_back']
+           'constant_answer', 'finetune_task', 'trained_weights', 'check_finite', 'encoder_weights', 'held_back_rows',
+           'hold_back']
 
 # %% ../nbs/10_glue.ipynb #d0a13909
 import hashlib, math, re, time
@@ -632,6 +633,12 @@ def trained_weights(checkpoints: Path) -> dict[str, Tensor]:
     tensors, saved = found
     State.read(saved)  # refuses those of another version
     return evaluation_weights(tensors)
+
+def check_finite(values: np.ndarray | list[float]):
+    "Raise a `UserError` if a model computed infinities or no numbers, as one that diverged does."
+    if not torch.as_tensor(values).isfinite().all():
+        raise UserError("this model computes no finite numbers, as its run diverged; train again "
+                        "with a lower optimizer.lr")
 
 def encoder_weights(checkpoints: Path) -> dict[str, Tensor]:
     "Of these the encoder's, by the names that it gives them."

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -835,6 +836,33 @@ def test_a_result_of_a_classifier_without_replicates_is_named(table, a_copy):
     del kept["results"][-1]["replicates"]
     path.write_text(json.dumps(kept))
     refused(a_copy.command(*argv), "results.json", "replicates")
+
+
+@pytest.fixture(scope="module")
+def diverged(tiny, tmp_path_factory) -> Path:
+    """A folder with the run `first`, which diverged."""
+    home = tmp_path_factory.mktemp("diverged")
+    options = [*tiny.options(budget="20step"), "--set", "optimizer.weight_decay=1e30", "--finetune-seeds", "0"]
+    said = command("run", *options, "--name", "first", cwd=home, cache=tiny.cache)
+    assert said.code == 0 and "not a number" in said.out, said.err
+    rows = "".join(f"a garden of {i} rivers,{'ab'[i % 2]}\n" for i in range(60))
+    (home / "letters.csv").write_text(f"text,label\n{rows}")
+    return home
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "predict first 'the [MASK] is'",
+        "predict runs/first/export 'the [MASK] is'",
+        "finetune first letters.csv --epochs 1",
+        "glue first --protocol frozen",
+    ],
+)
+def test_a_model_that_diverged_is_not_used(argv, diverged, tiny):
+    said = command(*shlex.split(argv), cwd=diverged, cache=tiny.cache)
+    assert said.code == 2 and "no finite numbers, as its run diverged" in lines(said.err)[-1], said.err
+    assert "nan" not in said.out
 
 
 def test_a_run_comes_before_a_folder_of_its_name(a_copy):

@@ -498,6 +498,7 @@ def given_texts(texts: tuple[str, ...], empty: bool = False) -> list[str]:
 
 def print_bars(words: list[tuple[str, float]]):
     "Print words with their probabilities, as numbers and as bars of at most 40 characters."
+    chapters.glue.check_finite([probability for _, probability in words])
     width = max(len(word) for word, _ in words)
     for word, probability in words:
         bar = "█" * round(40 * probability)

@@ -24,7 +24,7 @@ from ..architecture import Architecture, Encoder, pair_features
 from .finetuning import kept, newest_checkpoint, short_hash
 from ..engine.hardware import Device, Hardware
 from ..glue import (
-    Task, TaskData, Views, encode, encoder_weights, held_back_rows, load_encoder,
+    Task, TaskData, Views, check_finite, encode, encoder_weights, held_back_rows, load_encoder,
     score_predictions)
 from .counting import fit_counts
 
@@ -143,7 +143,9 @@ def score_frozen(data: TaskData, encoder: Encoder, tokenizer: Tokenizer, device:
 
     def features(rows: list[tuple]) -> np.ndarray:
         encoded = encode(tokenizer, rows, encoder.arch.max_length, pairs="both")
-        return frozen_features(encoder, encoded, device)
+        found = frozen_features(encoder, encoded, device)
+        check_finite(found)
+        return found
 
     def result(grades: dict[str, np.ndarray], **choices: float) -> dict:
         predicted = {column: decided(data.task, task.classes, grade)
