@@ -58,8 +58,8 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
             raise UserError(f"{path}, {place}: half of a character (a surrogate); write all of it")
         rows.append((place, cells))
     if not columns:
-        raise UserError(f"{path} has no rows; write a header such as text,label and a row for each "
-                        "text")
+        raise UserError(f"{path} has no rows; write a header such as text,label and a row for "
+                        "each text")
     return columns, rows
 
 # %% ../../nbs/app/labels.ipynb #lblcol01

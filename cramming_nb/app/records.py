@@ -536,7 +536,8 @@ def render(name: str, **values: object) -> str:
 
 CALLED = [  # by the template of a report
     Table, number, duration, parameters, mishaps, key_numbers, guessed, samples_shown, beside,
-    facts, differences, scored_on, scores, verdict, coverage, score_differences, curve_points, curve_png,
+    facts, differences, scored_on, scores, verdict, coverage, score_differences, curve_points,
+    curve_png,
     rate_spread, time_spent, next_commands, stages_left, machine, decides]
 
 def report(*records: RunRecord,
