@@ -15,9 +15,10 @@ import pyarrow.parquet
 import pytest
 from conftest import GLUE_ROWS, command, contents, forget_pretraining, hidden, lines, write_jsonl
 
+from cramming_nb.app.cli import parse_changes
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
-from cramming_nb.recipes import RECIPES, change
+from cramming_nb.recipes import RECIPES, change, load_recipe
 
 
 @pytest.fixture(scope="session")
@@ -484,3 +485,13 @@ def test_damaged_corpus(name, how, finished, tmp_path):
     result = command("run", *finished.tiny.options("1ktok"), "--name", "other", cwd=tmp_path, cache=cache)
     refused(result, str(path.parent), "damaged", "delete")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "0x" + "f" * 5000, "0b" + "1" * 20_000])
+def test_a_number_of_thousands_of_digits_is_no_setting(number, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"optimizer: {{lr: {number}}}\n")
+    with pytest.raises(UserError, match=r"a.yaml: a value cannot be read \(Exceeds the limit"):
+        load_recipe(str(path))
+    with pytest.raises(UserError, match="--set optimizer.lr=.*is not YAML"):
+        parse_changes([f"optimizer.lr={number}"])

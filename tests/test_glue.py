@@ -183,7 +183,12 @@ BAD_TABLES = {  # name: (file, bytes, words of the complaint)
     "out of scale": ("STS-B/train.tsv", "sentence1\tsentence2\tscore\na\tb\t6", "'6'", "from 0 to 5"),
     "not UTF-8": ("SST-2/train.tsv", b"sentence\tlabel\na l\xe4mp\t1", "line 2", "UTF-8"),
     "blank lines": ("WNLI/dev.tsv", "\n\n", "empty"),
-    "a column twice": ("SST-2/dev.tsv", "sentence\tlabel\tlabel\na lamp\t1\t0", "line 1: two columns", "'label'; rename"),
+    "a column twice": (
+        "SST-2/dev.tsv",
+        "sentence\tlabel\tlabel\na lamp\t1\t0",
+        "line 1: two columns",
+        "'label'; rename",
+    ),
     "another header": (COLA, "text\tlabel\nThe lamp.\t1", "cola needs sentence and label"),
     "a tab in a text": ("SST-2/dev.tsv", "sentence\tlabel\na\tlamp\t1", "none of its rows is whole: sst2 needs"),
     "a digit of another script": ("STS-B/train.tsv", "sentence1\tsentence2\tscore\na\tb\t\u0663", "from 0 to 5"),
@@ -824,6 +829,12 @@ def test_only_the_pretrained_model_is_submitted(tmp_path):
     write_submission(results, tmp_path / "submission.zip")
     with zipfile.ZipFile(tmp_path / "submission.zip") as archive:
         assert archive.read("RTE.tsv").decode().split() == ["index", "prediction", "0", "entailment"]
+
+
+def test_answers_that_are_no_numbers_are_objected_to(tmp_path):
+    answers = dict(task="stsb", init="pretrained", scores=dict(stsb=0.0), predictions={"STS-B": [1.0, math.nan]})
+    objections = write_submission([answers], tmp_path / "submission.zip")
+    assert [line for line in objections if line.startswith("STS-B.tsv: answers that are no numbers")]
 
 
 @pytest.mark.parametrize("label", [None, [1], True, "one", 7, math.nan])

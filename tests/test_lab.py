@@ -180,6 +180,13 @@ def test_a_mistake_is_said_in_a_line_and_does_not_end_the_others(lab, cram, jobs
     (line,) = [line for line in lines(result.err) if line.startswith("cram: ")]
     assert f"1 of {1 + len(others)} runs failed (lost-" in line
     assert [r.recipe["name"] for r in lab.records()] == ["later", "tiny"][: len(others)]
+    assert all(r.name in result.out for r in lab.records())  # the table of those that are finished
+
+
+def test_a_folder_that_is_a_file_is_told_with_advice(lab, cram):
+    lab.write({})
+    result = cram("lab", "list.yaml", "--folder", "list.yaml")
+    assert result.code == 2 and "move the file or folder that is in its place" in lines(result.err)[-1], result.err
 
 
 def test_what_waits_for_a_process_is_begun_after_a_mistake(lab):
@@ -330,7 +337,8 @@ def test_ray_that_is_not_installed_is_asked_for(lab, monkeypatch):
 
 def test_entries_of_one_name_have_speeds_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "cramming_nb.lab.experiments.throughputs", lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes]
+        "cramming_nb.lab.experiments.throughputs",
+        lambda recipes, *_: [1000 * r.architecture.num_layers for r in recipes],
     )
     entries = [
         Entry("pocket", name="x", throughput_normalised=True, budget=budget, set={"architecture.num_layers": layers})

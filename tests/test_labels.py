@@ -20,7 +20,7 @@ from conftest import DOES, LIKE, THINGS, command, contents, lines
 
 import cramming_nb.app.hf  # noqa: F401
 from cramming_nb.app.export import classify
-from cramming_nb.app.labels import choose_columns, read_labels, train_classifier
+from cramming_nb.app.labels import choose_columns, read_labels, table_name, train_classifier
 from cramming_nb.app.run import load_run, tokenizer_of
 from cramming_nb.engine.errors import UserError
 from cramming_nb.glue import encode, hold_back
@@ -83,7 +83,10 @@ def test_table_becomes_a_classifier(kind, a_copy, run_python, monkeypatch):
     if kind == "pairs":
         monkeypatch.setattr("sys.stdin", io.StringIO("The old garden\n\nThe kettle\nThe sea\n"))
         by_line = a_copy.command("predict", "first/my table")
-        assert by_line.code == 0 and re.findall("^The.*", by_line.out, re.M) == ["The old garden / ", "The kettle / The sea"]
+        assert by_line.code == 0 and re.findall("^The.*", by_line.out, re.M) == [
+            "The old garden / ",
+            "The kettle / The sea",
+        ]
 
     card = (folder / "export" / "README.md").read_text()
     assert "number 1." not in card and "pipeline_tag: text-classification" in card
@@ -228,7 +231,10 @@ def parquet(texts: list, labels: list) -> bytes:
 TEXTS = [f"a {i}" for i in range(60)]
 READ = {  # name of the file: (its bytes, what it is understood as)
     "lines.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label="ab"[i % 2])) + "\n" for i in range(60)), ("a", "b")),
-    "truth.jsonl": ("".join(json.dumps(dict(text=f"a {i}", label=i % 2 == 0)) + "\n" for i in range(60)), ("false", "true")),
+    "truth.jsonl": (
+        "".join(json.dumps(dict(text=f"a {i}", label=i % 2 == 0)) + "\n" for i in range(60)),
+        ("false", "true"),
+    ),
     "packed.csv.gz": (gzip.compress(labelled("a", "b").encode()), ("a", "b")),
     "sep.csv": ("sep=|\r\n" + labelled("a", "b").replace(",", "|"), ("a", "b")),
     "tabs.tsv": (labelled("a", "b", text='"open').replace(",", "\t"), ("a", "b")),
@@ -322,7 +328,9 @@ def test_second_file_of_one_name_is_refused(a_copy):
 
 
 def test_the_best_answer_is_named_and_long_texts_are_counted(a_copy):
-    rows = [(text + " and so on" * 60 if n < 7 else text, label) for n, (text, label) in enumerate(rows_of("classes")[1:])]
+    rows = [
+        (text + " and so on" * 60 if n < 7 else text, label) for n, (text, label) in enumerate(rows_of("classes")[1:])
+    ]
     write(a_copy.home / "mine.csv", [("text", "label"), *rows])
     said = a_copy.command("finetune", "first", "mine.csv", "--epochs", "1")
     assert said.code == 0, said.err
@@ -425,3 +433,16 @@ def test_a_text_in_letters_that_the_model_deletes_is_told(text, told, tokenizer,
     rows = [("text", "label"), *((text.format(i), "ab"[i % 2]) for i in range(100, 180))]
     found = read_labels(write(tmp_path / "a.csv", rows), tokenizer)
     assert any("% of the characters" in note and "normalizer=unicode" in note for note in found.notes) == told
+
+
+@pytest.mark.parametrize(
+    "file, name",
+    [
+        ("stars.csv", "stars"),
+        ("2024.05.survey.csv", "2024.05.survey"),
+        ("my.labels.JSONL.GZ", "my.labels"),
+        ("stars", "stars"),
+    ],
+)
+def test_the_name_of_a_table_is_that_of_its_file_without_what_tells_the_format(file, name):
+    assert table_name(Path(file)) == name

@@ -128,6 +128,12 @@ def test_doubts_are_told():
     assert "first or last" in make_plan("1ktok", LAW).notes[-1]
 
 
+def test_no_loss_is_predicted_above_that_of_a_uniform_guess():
+    for plan in (make_plan(f"{thousands}ktok", LAW) for thousands in (30, 100, 300, 1000, 3000)):
+        shown = [one.loss < math.log(one.recipe.architecture.vocab_size) for one in plan.candidates if one.enough]
+        assert all(shown) and (shown or "too few tokens" in plan.line())
+
+
 def test_line_through_three_timings():
     flops = np.array([1e6, 1e7, 1e8])
     assert planning.line_through(flops, 1e-6 + 1e-12 * flops) == pytest.approx((1e-6, 1e-12))

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pypandoc
 import pytest
-from conftest import command, contents, hidden, lines, write_jsonl
+from conftest import command, contents, forget_pretraining, hidden, lines, write_jsonl
 
 from cramming_nb.app.records import RunRecord, report
 from cramming_nb.app.run import load_run, provenance_of
@@ -292,6 +292,14 @@ def test_predict_by_folder_by_export_and_by_checkpoint_is_the_same(a_copy):
     assert (result.code, len(lines(result.err))) == (2, 1) and "no good checkpoint; run `cram pretrain`" in result.err
 
 
+def test_predict_says_that_a_run_is_not_finished(a_copy):
+    shutil.rmtree(a_copy.folder / "export")
+    forget_pretraining(a_copy.folder)
+    result = a_copy.command("predict", "first", TWO)
+    assert result.code == 0 and len(guesses(result.out)) == 2
+    assert lines(result.err) == ["runs/first: not finished; its last checkpoint is read"]
+
+
 def test_predict_several_texts_or_lines(finished, monkeypatch):
     texts = [TWO, "The old [MASK]."]
     result = finished.command("predict", "first", *texts)
@@ -367,7 +375,9 @@ def test_pretrained_run_is_finished_elsewhere(a_copy):
     assert replace(after, results=[]) == replace(before, results=[])
 
 
-@pytest.mark.parametrize("name, verb", [("tokenizer.json", "export"), ("tokenizer.json", "glue"), ("probe.jsonl", "glue")])
+@pytest.mark.parametrize(
+    "name, verb", [("tokenizer.json", "export"), ("tokenizer.json", "glue"), ("probe.jsonl", "glue")]
+)
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
 def test_files_that_a_run_took_along_are_checked(name, verb, harm, a_copy):
     path = a_copy.folder / name

@@ -98,6 +98,14 @@ def test_a_number_of_thousands_of_digits_does_not_end_the_reading(tmp_path):
     assert "float" in refusal(written(tmp_path, "b.jsonl", '{"text": ' + "1" * 5000 + "}\n"))
 
 
+@pytest.mark.parametrize(
+    "end, words",
+    [("", "not JSON"), ('}{"a": 1}', "more follows the end of a value"), (', "d": ' + "[" * 200_000, "nested too deeply")],
+)
+def test_a_long_number_before_another_mistake(end, words, tmp_path):
+    assert words in refusal(written(tmp_path, "a.jsonl", '{"text": "a", "n": ' + "1" * 5000 + end))
+
+
 @pytest.mark.parametrize("lines", ['["a garden"]\n["a river"]\n', '"a garden" "a river"\n', '{"text": "a"} {"text": "b"}\n'])
 def test_lines_of_json_that_are_no_objects(lines, tmp_path):
     assert "one object with columns such as 'text' on each line" in refusal(written(tmp_path, "a.jsonl", lines))
@@ -307,6 +315,7 @@ def test_parquet_columns(tmp_path):
         ("id,text\n1,a\n", "text", ["a"]),
         ("text;n\na;1\n", "", ["a"]),
         ("", "text", [""]),
+        ("word " * 40_000, "text", ["word " * 40_000]),  # longer than a cell that csv reads at first
     ],
 )
 def test_pipes(content, column, expected, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@
 __all__ = ['main']
 
 # %% ../../nbs/app/cli.ipynb #fbc4e3e1
-import errno, gc, inspect, json, os, re, select, signal, sys, threading
+import gc, inspect, json, os, re, select, signal, sys, threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import yaml
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
-from ..engine.errors import UserError
+from ..engine.errors import UserError, explained
 from ..engine.options import number_of_environment, read_yaml
 
 # %% ../../nbs/app/cli.ipynb #1166ba41
@@ -511,6 +511,8 @@ def model_of(run: Path) -> tuple["MaskedLM", "Tokenizer"]:
     if folder.exists():
         return chapters.export.load_model(folder)
     found = chapters.run.load_run(run_folder(run))
+    if not chapters.run.read_run(found.folder)["pretraining"]:
+        print(f"{found.folder}: not finished; its last checkpoint is read", file=sys.stderr)
     model = chapters.export.load_checkpointed(
         found.folder / "checkpoints", found.recipe.architecture)
     return model, chapters.run.tokenizer_of(found)
@@ -596,7 +598,7 @@ def finetune_command(
         raise UserError(f"{table}: this table has no name; name the classifier with --name")
     running, found = chapters.run, chapters.run.load_run(run_folder(run))
     running.check_pretrained(found)
-    name = name or table.name.partition(".")[0]
+    name = name or chapters.labels.table_name(table)
     running.check_place(chapters.labels.folder_for(found, name))
     labels = chapters.labels.read_labels(table, running.tokenizer_of(found), text, label, kind)
     print(labels.describe())
@@ -737,7 +739,11 @@ def lab_command(
     lab = chapters.experiments
     runs = lab.plan_runs(
         lab.read_list(list), folder, list.with_name("rates.json"), only, data_dir)
-    print(lab.results_table(lab.execute_all(runs, jobs, engine=engine)))
+    try:
+        lab.execute_all(runs, jobs, engine=engine)
+    finally:  # of those that are finished, also if others failed
+        if records := lab.finished(runs):
+            print(lab.results_table(records))
 
 # %% ../../nbs/app/cli.ipynb #3b0e43f2
 def with_commands(commands: dict[str, Callable], description: str) -> SubcommandApp:
@@ -860,27 +866,6 @@ def flush_output():
     except OSError as error:
         error.filename = "standard output"
         raise
-
-NO_ROOM = {  # errors of the system for a file that cannot be written
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
-    errno.EIO,  # as which a full disk is reported for tensors
-}
-
-def explained(error: OSError) -> str:
-    "An error of the operating system in one line, with advice where there is some."
-    reason = ": ".join(str(part) for part in (error.filename2 or error.filename, error.strerror)
-                       if part)
-    if error.errno in NO_ROOM:
-        reason += "; make room, or choose a folder you may write to"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        reason += "; change its permissions, or choose a place that you may read and write"
-    elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
-        reason += "; move the file or folder that is in its place, or name another"
-    elif error.errno == errno.ENOENT:
-        reason += "; check the name, and make the folder that it is in"
-    elif error.errno == errno.ENAMETOOLONG:
-        reason += "; choose a shorter name"
-    return reason
 
 def in_one_line(text: str) -> str:
     "A text whose line ends and other characters that move the cursor are written as escapes."

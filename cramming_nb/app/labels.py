@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
 from ..engine.options import NUMBER, json_file, require
-from ..engine.tables import read_rows
+from ..engine.tables import read_rows, without_compression
 from .export import card_metadata, load_classifier, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
@@ -510,6 +510,10 @@ def is_whole(folder: Path) -> bool:
         return False
     return True
 
+def table_name(path: Path) -> str:
+    "The name of a table's file without the suffixes of its format and compression."
+    return Path(without_compression(path.name)).stem
+
 def folder_for(run: Run, name: str) -> Path:
     "The folder of a classifier inside the run's; a name that the run needs itself is an error."
     folder = run.folder / name
@@ -536,7 +540,7 @@ def train_classifier(
     "Fine-tune a run's model on a table, score it, and export it; finished work is found again."
     check_pretrained(run)
     check_counts(labels)
-    folder = folder_for(run, name or labels.path.name.partition(".")[0])
+    folder = folder_for(run, name or table_name(labels.path))
     results = folder / "results.json"
     data = hold_back(labels.data, HELD_BACK, seed)
     protocol = protocol_of(run, data, epochs)

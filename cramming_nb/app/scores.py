@@ -235,4 +235,6 @@ def write_submission(results: list[dict], path: Path) -> list[str]:
         official = ARCHIVE[file][2]
         if len(answers) != official:
             objections.append(f"{file}.tsv: {len(answers):,} rows; the test set has {official:,}")
+        if any(answer != answer for answer in answers):
+            objections.append(f"{file}.tsv: answers that are no numbers, of a model that diverged")
     return objections

@@ -92,6 +92,13 @@ class StrictLoader(yaml.SafeLoader):
                 seen.add(key.value)
         return node
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = super().construct_yaml_int(node)
+        str(value)  # a ValueError if it has more digits than Python prints, as 0xfff… may have
+        return value
+
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_yaml_int)
+
 def read_yaml(text: str) -> object:
     "The value of a YAML text; a key that is given twice is a `YAMLError`, like other mistakes."
     try:

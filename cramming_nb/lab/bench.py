@@ -80,8 +80,9 @@ def timed_turn(make: Callable, arguments: tuple, seconds: float, warmup: bool) -
             elapsed = device.seconds(work, repeats)
         return Turn(elapsed, device.peak_memory())
     except Exception as error:
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         lack = "out of memory: " if is_out_of_memory(error) else ""
-        reason = " ".join(f"{lack}{type(error).__name__}: {error}".split())[:300]
+        reason = " ".join(f"{lack}{kind}{error}".split())[:300]
         raise UserError(f"an implementation could not work ({reason})") from None
 
 # %% ../../nbs/lab/bench.ipynb #976fa5bcb

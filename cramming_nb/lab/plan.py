@@ -229,7 +229,7 @@ class Candidate:
     loss: float           # predicted, in nats
     error: float          # half of the 95 % interval of this prediction, in nats
     extrapolation: float  # times beyond the measured runs
-    enough: bool          # whether it gets enough tokens for the law to hold
+    enough: bool          # whether it gets enough tokens for the law to hold, and to learn
 
     def size_name(self) -> str:
         "Layers and width."
@@ -328,7 +328,8 @@ def make_plan(
         candidates.append(Candidate(
             recipe, size, parameter_count(recipe), speed and speed.tokens_per_second(recipe),
             tokens, law.loss(size, tokens), prediction_error(law, laws, size, tokens),
-            law.extrapolation(size, tokens), long_enough(size, tokens)))
+            law.extrapolation(size, tokens), long_enough(size, tokens)
+            and law.loss(size, tokens) < math.log(recipe.architecture.vocab_size)))
     choice = [one for one in candidates if one.enough] or candidates[:1]
     recommended = best_by(law, choice)
     chosen = {best_by(other, choice) for other in [law, *laws]}
