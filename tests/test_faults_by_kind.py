@@ -621,7 +621,8 @@ def test_an_open_file_is_read_where_it_is_open(tiny, tmp_path):
     assert said.code == 0 and "| read | 482 |" in said.out
 
 
-COUNTS = {"[:0]": "[:0] reads nothing; give a number above 0", f"[:{10**30}]": "first is a number of documents, below 2**63"}
+COUNTS = {"[:0]": "[:0] reads nothing; give a number above 0", f"[:{10**30}]": "first is a number of documents, below 2**63",
+          f"[:{'1' * 5000}]": "no such file or folder"}
 
 
 @pytest.mark.parametrize("count, words", COUNTS.items())

@@ -458,7 +458,7 @@ def parse_source(text: str) -> Source:
     split = path_and_column if kind != "hub" else lambda spec: spec.partition("#")[::2]
     path, column = split(rest)
     is_name = kind != "hub" and os.path.exists(os.path.expanduser(path))  # of a file, as it stands
-    first = None if is_name else re.fullmatch(r"(?s)(.*)\[:(\d+)\]", path)
+    first = None if is_name else re.fullmatch(r"(?s)(.*)\[:(\d{1,4000})\]", path)
     if first and not int(first[2]):
         raise UserError(f"source {text!r}: [:0] reads nothing; give a number above 0, or leave it "
                         "out to read all")
