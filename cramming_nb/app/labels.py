@@ -18,7 +18,8 @@ from tqdm import tqdm
 from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
 from ..engine.options import NUMBER, json_file, require
-from ..engine.tables import read_rows, without_compression
+from ..engine.tables import columns_in_short, name_in_short, read_rows, shortened
+from ..engine.tables import without_compression
 from .export import card_metadata, load_classifier, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
 from ..glue import (
@@ -49,7 +50,7 @@ def read_table(path: Path) -> tuple[list[str], Rows]:
         columns = columns or list(row)
         if set(row) != set(columns):
             raise UserError(f"{path}, {place}: not the same columns as in the first row; give each "
-                            f"row all of {', '.join(columns)}")
+                            f"row all of {columns_in_short(columns)}")
         cells = {name: cell_of(value) for name, value in row.items()}
         texts = [cell for cell in cells.values() if isinstance(cell, str)]
         if any("\ufffd" in text for text in texts):
@@ -76,7 +77,7 @@ def choose_columns(
         path: Path,                # of the table, for messages
         ) -> tuple[tuple[str, ...], str]:
     "The columns of texts, one or two, and the column of labels."
-    known = ", ".join(columns) or "none"
+    known = columns_in_short(columns) or "none"
     if path.suffix == ".parquet":
         known += " (dates and times are not read; write them as text)"
     for name in (*texts, *filter(None, [label])):
@@ -167,11 +168,11 @@ def check_numbers(path: Path, rows: Rows, label: str):
     for place, row in rows:
         number = as_number(row[label])
         if number is None:
-            raise UserError(f"{path}, {place}: {row[label]!r} in column {label!r} is no "
-                            "number such as 0.5; correct it, or say --kind classes")
+            raise UserError(f"{path}, {place}: {name_in_short(row[label])!r} in column {label!r} "
+                            "is no number such as 0.5; correct it, or say --kind classes")
         if abs(number) > LARGEST:
-            raise UserError(f"{path}, {place}: {row[label]} in column {label!r} is too large "
-                            f"to learn; give numbers up to {LARGEST:g}")
+            raise UserError(f"{path}, {place}: {name_in_short(row[label])} in column {label!r} "
+                            f"is too large to learn; give numbers up to {LARGEST:g}")
     numbers = [float(row[label]) for _, row in rows]
     mean, deviation = np.mean(numbers), np.std(numbers)
     if 0 < deviation < 1e-5 * abs(mean):  # float32 has about seven digits
@@ -214,16 +215,6 @@ class LabelTable:
             left_out += f", {self.contradicting:,} of them with another label"
         understood = f"{rows:,} rows{left_out}; text in {texts}; {self.label!r} has {labels}"
         return "; ".join([understood, *self.notes])
-
-def name_in_short(name: str, most: int = 60) -> str:
-    "The name of a class, cut if it is long, without characters that move the cursor."
-    letters = "".join(char for char in " ".join(name.split()) if char.isprintable())
-    return letters if len(letters) <= most else letters[:most] + "…"
-
-def shortened(parts: list[str], most: int = 6) -> str:
-    "The first parts of a list, and how many more there are."
-    more = len(parts) - most
-    return ", ".join(parts[:most]) + (f" and {more} more" if more > 0 else "")
 
 def validated(path: Path, rows: Rows, label: str, kind: str) -> tuple[list, tuple, tuple]:
     "Each row's label as a number, None where it has none; the classes; and notes on both."
@@ -302,13 +293,13 @@ def read_labels(
         raise UserError(f"{path}: of {len(labelled)} rows, {len(train)} with different texts, as "
                         f"the run's tokenizer reads them; give {FEWEST_ROWS} or more{noted}")
     if len({value for _, _, value in train}) == 1:
-        only = names[0] if names else f"{train[0][2]:g}"
+        only = name_in_short(names[0]) if names else f"{train[0][2]:g}"
         raise UserError(f"{path}: every row has the label {only!r} in column {label!r}; there is "
                         f"nothing to tell apart{noted}")
     if len(names) > len(train) / 2:
         raise UserError(f"{path}: {len(names)} different labels in {len(train)} rows, such as "
-                        f"{names[0]!r}; if {label!r} is not the label, name it with --label "
-                        "COLUMN, and write numbers plainly, as in 3.5")
+                        f"{name_in_short(names[0])!r}; if {label!r} is not the label, name it "
+                        "with --label COLUMN, and write numbers plainly, as in 3.5")
     task = Task("labels", "", len(texts) == 2, names or None, accuracy if names else pearson)
     data = TaskData(task, train, {})
     return LabelTable(path, texts, label, data, len(labelled) - len(train), contradicting, notes)

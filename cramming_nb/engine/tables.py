@@ -168,11 +168,25 @@ def open_text(path: str) -> io.TextIOBase:
 # %% ../../nbs/engine/tables.ipynb #7f3ff049
 TOKENS = "input_ids"  # a column of this name holds token ids, not text
 
+def name_in_short(name: str, most: int = 60) -> str:
+    "A name, cut if it is long, without characters that move the cursor."
+    letters = "".join(char for char in " ".join(name.split()) if char.isprintable())
+    return letters if len(letters) <= most else letters[:most] + "…"
+
+def shortened(parts: list[str], most: int = 6) -> str:
+    "The first parts of a list, and how many more there are."
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {more} more" if more > 0 else "")
+
+def columns_in_short(names: Iterable[str]) -> str:
+    "The names of columns, for a message: of a header, or of a long text that was taken for one."
+    return shortened(list(map(name_in_short, names)), 20)
+
 def no_text(where: str, column: str, columns: Iterable[str], found: str = "") -> str:
     "The message for a column that is missing, or that holds something else than text."
     problem = f"no text in column {column!r}" + (found and f" but {found}")
     advice = "name another as FILE#COLUMN or --text COLUMN"
-    return f"{where}: {problem} (columns: {', '.join(columns)}); {advice}"
+    return f"{where}: {problem} (columns: {columns_in_short(columns)}); {advice}"
 
 # %% ../../nbs/engine/tables.ipynb #48ebfc4a
 def text_of(row: dict, column: str, where: str) -> str | list[int]:
@@ -288,14 +302,15 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
         raise UserError(f"{path}, line {top}: this is JSON; give its file the suffix .jsonl, or "
                         ".json")
     if twice := [name for name, times in Counter(names).items() if name and times > 1]:
-        raise UserError(f"{path}, line {top}: two columns have the name {twice[0]!r}; rename one")
+        raise UserError(f"{path}, line {top}: two columns have the name "
+                        f"{name_in_short(twice[0])!r}; rename one")
     if names and column and column not in names:
         raise UserError(no_text(f"{path}, line {top}", column, names))
     for line, cells in rows:
         if len(cells) != len(names):
             problem = f"{'fewer' if len(cells) < len(names) else 'more'} cells than the header"
             advice = "a text with a delimiter or an end of line in it needs quotes (.tsv has none)"
-            raise UserError(f"{path}, line {line}: {problem} ({', '.join(names)}); {advice}")
+            raise UserError(f"{path}, line {line}: {problem} ({columns_in_short(names)}); {advice}")
         yield f"line {line}", dict(zip(names, cells))
 
 # %% ../../nbs/engine/tables.ipynb #93cbe018
@@ -335,7 +350,8 @@ def read_parquet(path: str, column: str) -> Iterator[Row]:
                 yield f"row {number}", row
     except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
         kind = "" if head.startswith(b"PAR1") else kind_of(path, head)
-        problem = f"cannot be read as Parquet ({kind or str(error).partition('.')[0]})"
+        reason = re.split(r"[.\n]", str(error))[0]
+        problem = f"cannot be read as Parquet ({kind or reason})"
         raise UserError(f"{path}: {problem}; copy or unpack it again") from None
 
 # %% ../../nbs/engine/tables.ipynb #842bf48c
