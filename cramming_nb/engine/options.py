@@ -97,7 +97,13 @@ class StrictLoader(yaml.SafeLoader):
         str(value)  # a ValueError if it has more digits than Python prints, as 0xfff… may have
         return value
 
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        value = super().construct_yaml_str(node)
+        value.encode()  # a ValueError for half of a character, such as "\\ud800"
+        return value
+
 StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_yaml_int)
+StrictLoader.add_constructor("tag:yaml.org,2002:str", StrictLoader.construct_yaml_str)
 
 def read_yaml(text: str) -> object:
     "The value of a YAML text; a key that is given twice is a `YAMLError`, like other mistakes."

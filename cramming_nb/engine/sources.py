@@ -415,7 +415,7 @@ class Source:
         if not isinstance(self.first, int) or not 0 <= self.first < 1 << 63:
             raise UserError(f"source {self}: first is a number of documents, below 2**63")
         if not 0 < self.share <= 1:
-            raise UserError(f"source {self}: a share is above 0 and at most 1")
+            raise UserError(f"source {self.path!r}: a share is above 0 and at most 1")
 
     def __str__(self) -> str:
         share = "" if self.share == 1 else f"{np.format_float_positional(self.share, trim='-')}*"
@@ -452,6 +452,11 @@ def parse_hub(spec: str) -> dict:
 def parse_source(text: str) -> Source:
     "A source from its short form; a path without a kind is one of `files:`."
     form = r"(?s)(?:(\d*\.?\d+)\*(?=files:|hub:|machine))?(?:(files|hub|machine)(?:$|:))?(.*)"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise UserError(f"source {text!r}: no name has the character {error.object[error.start]!r} "
+                        "here; write it with others") from None
     share, kind, rest = re.fullmatch(form, text).groups()
     if not kind and not is_path(rest):
         raise UserError(f"source {text!r} is no file or folder here; write {SOURCES}")
