@@ -18,6 +18,9 @@ from conftest import GLUE_ROWS, command, contents, forget_pretraining, hidden, l
 from cramming_nb.app.cli import parse_changes
 from cramming_nb.budget import Budget
 from cramming_nb.engine.errors import UserError
+from cramming_nb.engine.options import yaml_file
+from cramming_nb.engine.sources import parse_source, sources
+from cramming_nb.engine.tables import read_rows
 from cramming_nb.recipes import RECIPES, change, load_recipe
 
 
@@ -495,3 +498,30 @@ def test_a_number_of_thousands_of_digits_is_no_setting(number, tmp_path):
         load_recipe(str(path))
     with pytest.raises(UserError, match="--set optimizer.lr=.*is not YAML"):
         parse_changes([f"optimizer.lr={number}"])
+
+
+@pytest.mark.parametrize("text", ['name: "\\ud800"', '- "\\ud800"', '- {recipe: pocket, source: "\\ud800"}', '"\\udfff": 1'])
+def test_half_of_a_character_in_a_yaml_file(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text + "\n")
+    with pytest.raises(UserError, match=r"a.yaml: a value cannot be read \(.*surrogates not allowed\)"):
+        yaml_file(tmp_path / "a.yaml")
+
+
+def test_half_of_a_character_in_a_source():
+    for text in ("\ud800.txt", "files:\ud800", "hub:a/\ud800"):
+        with pytest.raises(UserError, match="no name has the character"):
+            parse_source(text)
+    assert parse_source("files:\udcff.txt").path == "\udcff.txt"  # a byte that is not UTF-8, as Python names it
+
+
+def test_a_share_of_hundreds_of_digits(tmp_path):
+    (tmp_path / "a.yaml").write_text(f"- {{kind: files, path: a.txt, share: 1{'0' * 400}}}\n")
+    with pytest.raises(UserError, match="a share is above 0 and at most 1"):
+        sources(str(tmp_path / "a.yaml"))
+
+
+def test_a_message_does_not_repeat_a_text_that_was_taken_for_a_header(tmp_path):
+    (tmp_path / "a.csv").write_text("A long text without a table. " * 10_000)
+    with pytest.raises(UserError, match="no text in column 'text'") as refused:
+        next(read_rows(str(tmp_path / "a.csv"), "text"))
+    assert len(str(refused.value)) < 400
