@@ -32,6 +32,7 @@ from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
 from cramming_nb.engine.checkpoint import load_checkpoint
+from cramming_nb.engine.distributed import ProcessGroup
 from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import atomic_write, lock
 from cramming_nb.engine.jobs import Engine, Local, LostWorker, Processes, Ray
@@ -791,6 +792,18 @@ def test_names_from_files_cannot_break_a_line(a_copy):
     path = a_copy.home / "a.jsonl"
     path.write_text(json.dumps({"my text\n2\x1b[31m": "a"}) + "\n")
     refused(a_copy.command("finetune", "first", path), r"my text\n2\x1b[31m")
+
+
+def test_a_mistake_of_an_option_of_predict_says_nothing_of_hyphens(finished):
+    said = finished.command("predict", "first", "a [MASK]", "--top", "x")
+    assert said.code == 2 and "hyphen" not in said.err
+
+
+def test_a_rank_that_a_former_job_left_behind(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
+    assert ProcessGroup().rank == 0
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert ProcessGroup().rank == 5
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

@@ -361,3 +361,8 @@ def test_every_format_is_read(tmp_path):
     content = {".parquet": PARQUET.getvalue(), ".csv": "text\na\n", ".tsv": "text\na\n", ".txt": "a", ".md": "a"}
     for suffix in FORMATS:
         assert texts(written(tmp_path, f"a{suffix}", content.get(suffix, '{"text": "a"}'))) == ["a"]
+
+
+@pytest.mark.parametrize("first", ["sep=\r\n", 'sep="\r\n'])
+def test_a_line_that_names_no_delimiter_is_a_header(first, tmp_path):
+    assert "no text in column 'text' (columns: sep=" in refusal(written(tmp_path, "a.csv", f"{first}text,n\r\na,1\r\n"))

@@ -822,7 +822,8 @@ def perform(argv: list[str]):
             print("The fields of a recipe, for --set, with the defaults of the paper's final "
                   "recipe:\n")
             explain_fields(chapters.recipes.load_recipe("crammed-v2"))
-        if stop.code == 2 and argv[0] == "predict":
+        hyphens = [word for word in argv[1:] if re.match(r"-(?!-?(top|demo)\b)", word)]
+        if stop.code == 2 and argv[0] == "predict" and hyphens:
             print("cram: a text that begins with a hyphen goes after --", file=sys.stderr)
         raise
 

@@ -43,8 +43,9 @@ def name_lost_peers() -> Iterator[None]:
 class ProcessGroup:
     "The processes of one job, as `torchrun` starts them; without it a single one."
     def __init__(self):
-        self.rank = number_of_environment("RANK", 0)
         self.size = number_of_environment("WORLD_SIZE", 1, least=1)
+        rank = number_of_environment("RANK", 0)
+        self.rank = rank if self.size > 1 else 0  # alone, whatever a former job left behind
         self.for_devices = None   # connection between GPUs; None: through main memory
         self.for_waiting = None   # connection that waits for days
 

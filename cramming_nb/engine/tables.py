@@ -277,7 +277,7 @@ def csv_rows(lines: Iterable[str], path: str) -> Iterator[tuple[int, list[str]]]
     csv.field_size_limit(1 << 28)  # characters
     quoting = csv.QUOTE_NONE if file_suffix(path) == ".tsv" else csv.QUOTE_MINIMAL
     before, first = next(((n, line) for n, line in enumerate(lines) if line.strip()), (0, ""))
-    said = re.match(r'"?sep=(.)"?\s*$', first)  # a line that Excel writes and reads
+    said = re.match(r'"?sep=([^"\r\n])"?\s*$', first)  # a line that Excel writes and reads
     delimiter = said[1] if said else delimiter_of(first)
     lines = lines if said else itertools.chain([first], lines)
     begin = before = before + bool(said)
