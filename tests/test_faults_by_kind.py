@@ -794,6 +794,26 @@ def test_names_from_files_cannot_break_a_line(a_copy):
     refused(a_copy.command("finetune", "first", path), r"my text\n2\x1b[31m")
 
 
+def test_a_source_whose_name_is_not_utf_8(tiny, tmp_path):
+    source = tmp_path / "q\udce9.jsonl"
+    try:
+        shutil.copy(tiny.text, source)
+    except (OSError, UnicodeError):
+        pytest.skip("no file has such a name here")
+    options = ["--source", f"files:{source}", "--budget", "20step", "--name", "odd", "--finetune-seeds", "0"]
+    said = command("run", tiny.recipe, *options, cwd=tmp_path, cache=tmp_path / "cache")
+    assert said.code == 0, said.err
+    assert r"q\udce9.jsonl" in (tmp_path / "runs" / "odd" / "export" / "README.md").read_text()
+    assert command("report", "odd", cwd=tmp_path).code == 0
+
+
+def test_a_link_to_what_never_ends(tmp_path):
+    (tmp_path / "a.txt").symlink_to("/dev/zero")
+    for path in (tmp_path / "a.txt", "/dev//zero"):
+        with pytest.raises(UserError, match="never ends; name a file"):
+            next(read_rows(str(path), "text"))
+
+
 def test_a_mistake_of_an_option_of_predict_says_nothing_of_hyphens(finished):
     said = finished.command("predict", "first", "a [MASK]", "--top", "x")
     assert said.code == 2 and "hyphen" not in said.err

@@ -169,7 +169,8 @@ def write_files(
     limited = Tokenizer.from_str(tokenizer.to_str(pretty=False))
     limited.enable_truncation(max_length)
     save_tokenizer(limited, folder, max_length, **settings)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    # a source's name that is not UTF-8 is escaped
+    (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
 
 SCHEMA = 2  # of an exported folder; since 2, rotary positions pair features half a head apart
 

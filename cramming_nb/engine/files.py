@@ -70,9 +70,12 @@ def sync(path: Path):
         os.close(descriptor)
 
 def write_text(path: Path, text: str):
-    "Write a small file in UTF-8, atomically, and sync it to the disk."
+    """Write a small file in UTF-8, atomically, and sync it to the disk.
+
+    Bytes of a name that are not UTF-8, which Python holds as halves of characters, are escaped.
+    """
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         sync(temporary)
 
 # %% ../../nbs/engine/files.ipynb #7a4a1c54

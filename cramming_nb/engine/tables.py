@@ -60,7 +60,7 @@ def open_binary(path: str) -> io.BufferedReader | nullcontext:
         raise UserError("-: standard input is closed; name a file")
     if "\0" in path:
         raise UserError(f"{path!r}: no file has a NUL character in its name; take it out")
-    if path in ENDLESS:
+    if os.path.realpath(path) in ENDLESS:
         raise UserError(f"{path} never ends; name a file")
     return nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb")
 
