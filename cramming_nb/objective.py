@@ -27,7 +27,7 @@ class ObjectiveConfig:
         0.0, "weight of the squared log-normalizer (PaLM: 1e-4); 0 is off", at_least=0)
     adaptive: bool = option(False, "mask a token the more often, the worse the model predicts it")
     name: str = option(
-        "mlm", "masked words, or replaced tokens (ELECTRA; outside the rules)",
+        "mlm", "masked words, or replaced tokens (ELECTRA; outside the rules; lower optimizer.lr)",
         choices=("mlm", "rtd"))
 
     def __post_init__(self):

@@ -89,8 +89,8 @@ class ReplacedTokens(nn.Module):
         """The weighted sum of the discriminator's losses, a scalar in nats.
 
         Takes masked ids [B, S]; positions, original tokens and weights [B, k]; and what the
-        generator put there [B, k]. The mean over the tokens of a sequence counts once for each
-        token that the generator predicted, so that both losses are divided by the same number.
+        generator put there [B, k]. A sequence's mean loss counts once for each of its predictions,
+        as the sum is divided by their number later, like the generator's loss.
         """
         original = masked.scatter(1, positions, labels)
         replaced = masked.scatter(1, positions, torch.where(weights > 0, sampled, labels))
