@@ -511,10 +511,10 @@ def model_of(run: Path) -> tuple["MaskedLM", "Tokenizer"]:
     if folder.exists():
         return chapters.export.load_model(folder)
     found = chapters.run.load_run(run_folder(run))
-    if not chapters.run.read_run(found.folder)["pretraining"]:
-        print(f"{found.folder}: not finished; its last checkpoint is read", file=sys.stderr)
     model = chapters.export.load_checkpointed(
         found.folder / "checkpoints", found.recipe.architecture)
+    if not chapters.run.read_run(found.folder)["pretraining"]:
+        print(f"{found.folder}: not finished; its last checkpoint is read", file=sys.stderr)
     return model, chapters.run.tokenizer_of(found)
 
 def print_fills(run: Path, texts: list[str], top: int):

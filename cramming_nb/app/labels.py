@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ..engine.errors import UserError, advised
 from ..engine.files import atomic_write, lock, remove_damaged, write_text
 from ..engine.options import NUMBER, json_file, require
-from ..engine.tables import columns_in_short, name_in_short, read_rows, shortened
+from ..engine.tables import columns_in_short, in_short, read_rows, shortened
 from ..engine.tables import without_compression
 from .export import card_metadata, load_classifier, write_classifier
 from .finetuning import memory_trouble, newest_checkpoint, short_hash
@@ -146,6 +146,10 @@ def class_names(labels: list[str]) -> tuple[str, ...]:
     if all(as_number(label) is not None for label in different):
         different.sort(key=float)
     return tuple(different)
+
+def name_in_short(name: str) -> str:
+    "The name of a class, cut if it is long, without characters that move the cursor."
+    return in_short("".join(char for char in " ".join(name.split()) if char.isprintable()))
 
 def check_cells(path: Path, rows: Rows, names: tuple[str, ...]):
     "Refuse a row with nothing in one of the columns that are used."

@@ -168,10 +168,9 @@ def open_text(path: str) -> io.TextIOBase:
 # %% ../../nbs/engine/tables.ipynb #7f3ff049
 TOKENS = "input_ids"  # a column of this name holds token ids, not text
 
-def name_in_short(name: str, most: int = 60) -> str:
-    "A name, cut if it is long, without characters that move the cursor."
-    letters = "".join(char for char in " ".join(name.split()) if char.isprintable())
-    return letters if len(letters) <= most else letters[:most] + "…"
+def in_short(name: str, most: int = 60) -> str:
+    "A name, cut if it is long."
+    return name if len(name) <= most else name[:most] + "…"
 
 def shortened(parts: list[str], most: int = 6) -> str:
     "The first parts of a list, and how many more there are."
@@ -180,7 +179,7 @@ def shortened(parts: list[str], most: int = 6) -> str:
 
 def columns_in_short(names: Iterable[str]) -> str:
     "The names of columns, for a message: of a header, or of a long text that was taken for one."
-    return shortened(list(map(name_in_short, names)), 20)
+    return shortened(list(map(in_short, names)), 20)
 
 def no_text(where: str, column: str, columns: Iterable[str], found: str = "") -> str:
     "The message for a column that is missing, or that holds something else than text."
@@ -303,7 +302,7 @@ def read_csv(lines: Iterable[str], path: str, column: str) -> Iterator[Row]:
                         ".json")
     if twice := [name for name, times in Counter(names).items() if name and times > 1]:
         raise UserError(f"{path}, line {top}: two columns have the name "
-                        f"{name_in_short(twice[0])!r}; rename one")
+                        f"{in_short(twice[0])!r}; rename one")
     if names and column and column not in names:
         raise UserError(no_text(f"{path}, line {top}", column, names))
     for line, cells in rows:
