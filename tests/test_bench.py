@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import command
 
 from cramming_nb.app.run import load_run
 from cramming_nb.architecture import Architecture, MaskedLM
@@ -273,3 +274,8 @@ def test_fine_tuning_is_measured_in_processes_of_its_own(finished, glue):
     found = bench.bench_glue(arch, str(tokenizer), dict(rte=load_glue(glue)["rte"]), steps=2, rounds=1, progress=False)
     assert found["ratio"]["reference"] > 0 and found["pairs"] == "joint"
     assert "three seeds of rte: " in bench.bench_table(found)
+
+
+def test_a_picture_in_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path):
+    said = command("bench", "train", "--picture", tmp_path / "no" / "a.png")
+    assert said.code == 2 and "no folder" in said.err and "make it first" in said.err

@@ -230,7 +230,7 @@ def test_usual_interface_of_an_encoder(head, exported):
     plain = theirs(ids, mask)[0]
     embeds = theirs.get_input_embeddings()(ids)
     assert torch.equal(theirs(inputs_embeds=embeds, attention_mask=mask)[0], plain)
-    unused = dict(inputs_embeds=None, position_ids=torch.arange(32)[None], output_attentions=None, token_type_ids=ids)
+    unused = dict(inputs_embeds=None, position_ids=torch.arange(32)[None], output_attentions=None, head_mask=None, token_type_ids=ids)
     found = theirs(ids, mask, output_hidden_states=True, **unused)
     assert torch.equal(found[0], plain) and theirs(ids, mask).hidden_states is None
     first, *_, last = found.hidden_states
@@ -255,6 +255,8 @@ def test_what_these_models_cannot_do_is_said(head, exported):
             theirs(**options)
     with pytest.raises(TypeError, match="segment_ids"):
         theirs(ids[:, :3], segment_ids=ids[:, :3])
+    with pytest.raises(TypeError, match="no input head_mask; leave it out"):
+        theirs(ids[:, :3], head_mask=torch.ones(1))
 
 
 @pytest.mark.parametrize("size", [70, 60])

@@ -19,6 +19,7 @@ from cramming_nb.app.records import RunRecord
 from cramming_nb.app.run import run_name
 from cramming_nb.budget import Budget
 from cramming_nb.engine import jobs as engine
+from cramming_nb.engine.errors import UserError
 from cramming_nb.engine.files import Busy, acquire, lock
 from cramming_nb.engine.hardware import Device, Hardware
 from cramming_nb.engine.hooks import read_log
@@ -263,6 +264,17 @@ def test_rates_are_measured_under_a_lock_of_their_file(tmp_path, monkeypatch):
     assert [run.budget for run in plan_runs(entries, tmp_path / "runs", rates)] == ["3m@1000tok/s"]
     plan_runs(entries, tmp_path / "others", rates)
     assert measured == [2]  # the recipe, and itself as the baseline
+
+
+@pytest.mark.parametrize(
+    "row",
+    [dict(pace={"architecture.widths": 1}, tokens_per_second=1), dict(pace={}, tokens_per_second=0)],
+    ids=["a field that is gone", "no speed"],
+)
+def test_a_file_of_rates_that_cannot_be_used(row, tmp_path):
+    (tmp_path / "rates.json").write_text(json.dumps([row]))
+    with pytest.raises(UserError, match=r"rates.json: .*; delete it, and they are measured again"):
+        plan_runs([Entry(throughput_normalised=True)], tmp_path / "runs", tmp_path / "rates.json")
 
 
 def lock_elsewhere(folder: Path):

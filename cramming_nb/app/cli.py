@@ -659,6 +659,8 @@ def check_bench(picture: Path | None, **numbers: float | None):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
     if picture and picture.suffix not in (".png", ".svg"):
         raise UserError(f"--picture {picture}: name a file that ends in .png or .svg")
+    if picture and not picture.parent.is_dir():
+        raise UserError(f"--picture {picture}: there is no folder {picture.parent}; make it first")
 
 def show_bench(result: dict, as_json: bool, picture: Path | None):
     "Print a result of the bench page, and draw it if a picture is asked for."
@@ -740,10 +742,11 @@ def lab_command(
     runs = lab.plan_runs(
         lab.read_list(list), folder, list.with_name("rates.json"), only, data_dir)
     try:
-        lab.execute_all(runs, jobs, engine=engine)
-    finally:  # of those that are finished, also if others failed
-        if records := lab.finished(runs):
-            print(lab.results_table(records))
+        print(lab.results_table(lab.execute_all(runs, jobs, engine=engine)))
+    except lab.RunsFailed as error:
+        if error.records:
+            print(lab.results_table(error.records))
+        raise
 
 # %% ../../nbs/app/cli.ipynb #3b0e43f2
 def with_commands(commands: dict[str, Callable], description: str) -> SubcommandApp:

@@ -115,11 +115,15 @@ class CrammingModel(PreTrainedModel):
             position_ids: Tensor | None = None,   # checked: each row is 0, 1, ... [B, S]
             output_hidden_states: bool | None = None,
             output_attentions: bool | None = None,  # refused
+            **others: object,  # that other models take: None or False
             ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """What the wrapped module gives, and hidden states [B, S, H] if they are asked for.
 
         The states are those before each block, and those that the encoder gives.
         """
+        for name, value in others.items():
+            if value is not None and value is not False:
+                raise TypeError(f"this model has no input {name}; leave it out")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hooks, states, encoder = [], [], self.model.encoder

@@ -157,7 +157,8 @@ def has_started(run: Run) -> bool:
         return True
     listed = "; ".join(f"{name} {old!r} -> {new!r}" for name, old, new in changes)
     retry = f", or delete {record} to fine-tune this one anew" if in_protocol else ""
-    raise UserError(f"{run.folder} holds another run ({listed}); choose another --name{retry}")
+    raise UserError(f"{run.folder} holds another run ({listed}); choose another --name "
+                    f"(name: in a list){retry}")
 
 # %% ../../nbs/app/run.ipynb #mask0001
 def mask_word(sentence: str, vocabulary: dict[str, int]) -> dict | None:
