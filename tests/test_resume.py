@@ -113,6 +113,18 @@ def test_interrupted_run_saves_and_goes_on(signum, code, tiny, options, undistur
     assert learned(folder) == learned(undisturbed)
 
 
+def test_a_run_whose_folder_was_moved_says_so_and_goes_on_when_it_is_back(tiny, options, undisturbed, tmp_path):
+    run, folder = Killable(*options, cwd=tmp_path, cache=tiny.cache), tmp_path / "runs" / "run"
+    run.wait_for(lambda: progress(folder) > 200)
+    folder.rename(tmp_path / "moved")
+    assert run.send(signal.SIGINT) == 2, run.output.read_text()
+    assert "runs/run is gone, moved or deleted" in run.output.read_text()
+    assert not folder.exists()
+    (tmp_path / "moved").rename(folder)
+    assert command(*options, cwd=tmp_path, cache=tiny.cache).code == 0
+    assert learned(folder) == learned(undisturbed)
+
+
 @pytest.fixture(scope="module")
 def short(tiny) -> list[str]:
     """A run of 32 steps, which saves itself after each third one."""

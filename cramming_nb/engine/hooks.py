@@ -467,4 +467,7 @@ class Save(Hook):
         "Begin to save the run as it is now, between two steps; all processes contribute."
         tensors, state = self.checkpoint(learner)
         if not learner.group.rank:
+            if not self.folder.exists():
+                raise UserError(f"{self.folder} is gone, moved or deleted while the run went on; "
+                                "move it back, and the same command goes on")
             self.writer.save(state["spent"]["steps"], tensors, state, folder)
