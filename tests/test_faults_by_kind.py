@@ -27,7 +27,7 @@ from cramming_nb.app.__main__ import Notices
 from cramming_nb.app.export import fill_mask, load_model
 from cramming_nb.app.labels import check_cells, read_labels, read_table
 from cramming_nb.app.records import RunRecord
-from cramming_nb.app.run import add_results
+from cramming_nb.app.run import add_results, load_run
 from cramming_nb.budget import Budget
 from cramming_nb.corpus import Corpus, CorpusConfig, get_corpus, pack_rows
 from cramming_nb.engine import sources
@@ -1038,3 +1038,46 @@ def test_names_of_classifiers_that_are_no_names(name, table, a_copy):
     before = contents(a_copy.folder)
     refused(a_copy.command("finetune", "first", table, f"--name={name}"), f"--name {name!r}: no name of a folder")
     assert contents(a_copy.folder) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("libtorch_cpu.so: failed to map segment from shared object"), MemoryError(),
+     RuntimeError("can't start new thread"), RuntimeError("could not create a primitive")],
+    ids=str,
+)
+def test_too_little_memory_is_told_wherever_it_shows(error):
+    code, said = cli.ending(error, "run")
+    assert code == 2 and said.startswith("too little memory")
+
+
+def test_a_pool_whose_threads_cannot_start_ends_with_that_error(monkeypatch):
+    def submit(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor.submit", submit)
+    with pytest.raises(RuntimeError, match="can't start new thread"), Local(2) as engine:
+        list(engine.map(len, [("a",), ("b",)]))
+
+
+def test_a_script_from_standard_input_has_worker_processes(tiny, tmp_path):
+    script = f"from cramming_nb.app.cli import main\nmain(['data', 'build', {str(tiny.recipe)!r}, '--source', {str(tiny.text)!r}])"
+    env = os.environ | dict(CRAM_CACHE=str(tmp_path / "cache"))
+    said = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert said.returncode == 0 and "Traceback" not in said.stderr, said.stderr
+    assert list((tmp_path / "cache").glob("corpus-*"))
+
+
+@pytest.mark.parametrize("source", ["locked", "files:locked", "files:locked/*.txt", "locked/nothing.txt"])
+def test_a_folder_that_may_not_be_read_is_told(source, tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "locked")
+    with pytest.raises(PermissionError) as refused:
+        for single in sources.sources(source):
+            sources.source_files(single.path)
+    assert cli.explained(refused.value).startswith("locked: Permission denied; change its permissions")
+
+
+def test_the_folder_of_a_run_may_be_given_as_text(finished):
+    assert load_run(str(finished.folder)).folder == finished.folder

@@ -894,7 +894,8 @@ def ending(error: BaseException, command: str) -> tuple[int, str]:
     if isinstance(error, UnicodeEncodeError):  # of the name of a file
         return 2, (f"{error.object!r} cannot be written in {error.encoding.upper()}; choose "
                    "another name, or a locale with UTF-8")
-    if chapters.hardware.is_out_of_memory(error):
+    no_library = isinstance(error, ImportError) and "failed to map segment" in str(error)
+    if no_library or isinstance(error, MemoryError) or chapters.hardware.is_out_of_memory(error):
         reason = (str(error).splitlines() or ["no more room"])[0]
         return 2, (f"too little memory ({reason}); choose a smaller model, or do less at a time, "
                    "such as with training.micro_batch_size")

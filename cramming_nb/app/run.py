@@ -62,6 +62,7 @@ class Run:
 
     def __post_init__(self):
         object.__setattr__(self, "source", full_source(self.source))
+        object.__setattr__(self, "folder", Path(self.folder))
         Budget.parse(self.budget)
         if type(self.seed) is not int or not 0 <= self.seed < 2**53:
             raise UserError(f"seed {self.seed}: give a whole number, 0 or more, below 2**53")
@@ -118,6 +119,7 @@ def read_run(folder: Path) -> dict:
 
 def load_run(folder: Path, **options: object) -> Run:
     "The run that a folder holds; `options` are further fields of `Run`."
+    folder = Path(folder)
     kept = read_run(folder)
     recipe = recipe_of(kept["recipe"], f"{folder / 'run.json'}: recipe")
     return Run(recipe, kept["source"], kept["budget"], kept["seed"], folder, **options)

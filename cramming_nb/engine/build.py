@@ -276,7 +276,7 @@ def is_left(path: Path) -> bool:
 def cache_entries(root: Path) -> list[dict]:
     "What a cache folder holds: path, kind, source and bytes of each corpus and unfinished build."
     entries = []
-    for path in sorted(Path(root).glob("*")):
+    for path in sorted(Path(root).iterdir() if Path(root).is_dir() else ()):
         kind = path.name.split("-")[0]
         if not (OURS.fullmatch(path.name) or is_left(path)):
             continue

@@ -374,7 +374,10 @@ OUT_OF_MEMORY = re.compile(
     r"|(CUBLAS|CUDNN|CUSPARSE)_STATUS_ALLOC_FAILED"
     r"|cudaErrorMemoryAllocation"
     r"|Failed to CUDA (m|c)alloc"     # NCCL's own buffers
-    r"|Unable to allocate", re.I)     # numpy
+    r"|Unable to allocate"            # numpy
+    r"|failed to map segment"         # a library that is loaded
+    r"|can't start new thread"
+    r"|could not create a primitive$", re.I)  # oneDNN
 
 # %% ../../nbs/engine/hardware.ipynb #21dd48ef
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'SOURCES', 'docstrings', 'dependencies', 'package_files', 'stdlib_files', 'cache_dir', 'read_docstrings',
-           'machine_packages', 'machine_documents', 'path_and_column', 'source_files', 'file_documents', 'Source',
-           'sources', 'full_source', 'single_identity', 'source_identity', 'source_bytes', 'source_notes',
+           'machine_packages', 'machine_documents', 'path_and_column', 'check_access', 'source_files', 'file_documents',
+           'Source', 'sources', 'full_source', 'single_identity', 'source_identity', 'source_bytes', 'source_notes',
            'source_tokenizer']
 
 # %% ../../nbs/engine/sources.ipynb #4903fbc1
-import ast, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform, re, stat
-import sysconfig, tempfile, warnings
+import ast, errno, gc, glob, hashlib, importlib.metadata, itertools, json, os, platform, re
+import stat, sysconfig, tempfile, warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -221,6 +221,14 @@ def path_and_column(spec: str) -> tuple[str, str]:
             return path, "#".join(parts[end:])
     return parts[0], "#".join(parts[1:])
 
+def check_access(pattern: str):
+    "Raise a `PermissionError` for the first folder on a path that this user may not read."
+    path = Path(os.path.expanduser(re.split(r"[*?[]", pattern)[0]))
+    for folder in [*reversed(path.parents), path]:
+        mode = os.R_OK | os.X_OK if folder == path else os.X_OK
+        if folder.is_dir() and not os.access(folder, mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
 def source_files(pattern: str) -> tuple[str, ...]:
     """The files that a `files:` source names, sorted.
 
@@ -231,6 +239,8 @@ def source_files(pattern: str) -> tuple[str, ...]:
     files = {path for path in found if not os.path.isdir(path)}
     for folder in filter(os.path.isdir, found):
         files.update(folder_files(folder)[0])
+    if not files:
+        check_access(pattern)
     if not found:
         problem = "no such file or folder; quote a pattern, and check it with ls"
         raise UserError(f"files:{pattern}: {problem}")
@@ -459,6 +469,7 @@ def parse_source(text: str) -> Source:
                         "here; write it with others") from None
     share, kind, rest = re.fullmatch(form, text).groups()
     if not kind and not is_path(rest):
+        check_access(path_and_column(rest)[0])
         raise UserError(f"source {text!r} is no file or folder here; write {SOURCES}")
     split = path_and_column if kind != "hub" else lambda spec: spec.partition("#")[::2]
     path, column = split(rest)
