@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'SOURCES', 'docstrings', 'dependencies', 'package_files', 'stdlib_files', 'cache_dir', 'read_docstrings',
-           'machine_packages', 'machine_documents', 'path_and_column', 'check_access', 'source_files', 'file_documents',
-           'Source', 'sources', 'full_source', 'single_identity', 'source_identity', 'source_bytes', 'source_notes',
+           'machine_packages', 'machine_documents', 'path_and_column', 'source_files', 'file_documents', 'Source',
+           'sources', 'full_source', 'single_identity', 'source_identity', 'source_bytes', 'source_notes',
            'source_tokenizer']
 
 # %% ../../nbs/engine/sources.ipynb #4903fbc1
@@ -208,6 +208,15 @@ def folder_files(folder: str) -> tuple[list[str], list[str]]:
                 found.append(os.path.join(where, name))
     return readable, others
 
+# %% ../../nbs/engine/sources.ipynb #srcaccss
+def check_access(pattern: str):
+    "Raise a `PermissionError` for the first folder on a path that this user may not read."
+    path = Path(os.path.expanduser(re.split(r"[*?[]", pattern)[0]))
+    for folder in [*reversed(path.parents), path]:
+        mode = os.R_OK | os.X_OK if folder == path else os.X_OK
+        if folder.is_dir() and not os.access(folder, mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
 # %% ../../nbs/engine/sources.ipynb #e0e52386
 def path_and_column(spec: str) -> tuple[str, str]:
     """The path or pattern and the column of `GLOB[#COLUMN]`; the column is '' if there is none.
@@ -220,14 +229,6 @@ def path_and_column(spec: str) -> tuple[str, str]:
         if matches(path := "#".join(parts[:end])):
             return path, "#".join(parts[end:])
     return parts[0], "#".join(parts[1:])
-
-def check_access(pattern: str):
-    "Raise a `PermissionError` for the first folder on a path that this user may not read."
-    path = Path(os.path.expanduser(re.split(r"[*?[]", pattern)[0]))
-    for folder in [*reversed(path.parents), path]:
-        mode = os.R_OK | os.X_OK if folder == path else os.X_OK
-        if folder.is_dir() and not os.access(folder, mode):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 def source_files(pattern: str) -> tuple[str, ...]:
     """The files that a `files:` source names, sorted.
