@@ -16,6 +16,7 @@ from cramming_nb.app.records import (
     beside,
     differences,
     facts,
+    key_numbers,
     plain,
     plot_curve,
     read_record,
@@ -265,6 +266,22 @@ def test_a_model_is_compared_with_its_baselines_in_words():
     said = verdict(results)
     assert "scores 46.0 on average" in said
     assert "not clearly different from a bag of words" in said and "11.7 points above the same model" in said
+
+
+def test_lines_that_lack_a_task_have_no_number_that_is_none(data):
+    """Where the model, its baselines and the model without pretraining were not scored on the same tasks."""
+    results = [
+        *with_rows_drawn_again("counting", stsb=0.7, rte=0.55, cola=0.12),
+        *with_rows_drawn_again("random", rte=0.53),
+        *with_rows_drawn_again("pretrained", stsb=0.3, rte=0.55),
+    ]
+    record = replace(read_record(data), results=results)
+    assert ("42.5", "mean score of 2 GLUE tasks") in key_numbers(record).rows
+    said = verdict(results)
+    assert "scores 42.5 on average" in said and "20.0 points below a bag of words" in said
+    assert "without pretraining on 1 of the tasks" in said
+    assert "nan" not in said + report(record, markdown=True)
+    assert verdict([*with_rows_drawn_again("counting", stsb=0.7)]) == ""
 
 
 def test_report_of_three_and_of_the_same_run_twice(data):

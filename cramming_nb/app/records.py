@@ -310,12 +310,15 @@ def key_numbers(record: RunRecord) -> Table:
     rows = [(record.loss_text, "held-out loss, in nats; by word frequencies alone it "
              f"is {p['unigram_entropy']:.2f}")]
     for what, results in by_kind(record.results).items():
-        table = ScoreTable(results)
+        if not (tuned := [result for result in results if result["init"] == "pretrained"]):
+            continue
+        table = ScoreTable(tuned)
         meaning = f"mean score of {len(table.weights['mean'])} {what}"
-        if "random" in table.inits:
-            meaning += f"; {table.value('random'):.1f} without pretraining"
-        if "pretrained" in table.inits:
-            rows.append((f"{table.value('pretrained'):.1f}", meaning))
+        same = [result for result in results if set(table.columns) & set(result["scores"])]
+        without = ScoreTable(same).value("random")  # nan if it lacks one of them
+        if math.isfinite(without):
+            meaning += f"; {without:.1f} without pretraining"
+        rows.append((f"{table.value('pretrained'):.1f}", meaning))
     rows += [
         (number(p["spent"]["tokens"]), "tokens read"),
         (duration(p["spent"]["seconds"]), f"of training on {record.environment['processor']}"),
@@ -401,14 +404,18 @@ RIVALS = {  # what a pretrained model is compared with
 # %% ../../nbs/app/records.ipynb #verdict0
 def verdict(results: list[dict]) -> str:
     "How the pretrained model scores on average beside its baselines, in a sentence."
-    table, said = ScoreTable(results), []
-    if "pretrained" not in table.inits:
+    tuned, said = [result for result in results if result["init"] == "pretrained"], []
+    if not tuned:
         return ""
+    table = ScoreTable(tuned)
     for init, name in RIVALS.items():
         try:
-            difference, low, high = compare(results, results, ("pretrained", init))["mean"]
+            differences = compare(results, results, ("pretrained", init))
         except UserError:
             continue  # no task in common
+        difference, low, high = differences.pop("mean")
+        if len(differences) < len(table.columns):
+            name += f" on {len(differences)} of the tasks"
         if low is not None and low <= 0 <= high:
             said.append(f"not clearly different from {name}")
         else:
