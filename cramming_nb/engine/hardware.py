@@ -375,7 +375,6 @@ OUT_OF_MEMORY = re.compile(
     r"|cudaErrorMemoryAllocation"
     r"|Failed to CUDA (m|c)alloc"     # NCCL's own buffers
     r"|Unable to allocate"            # numpy
-    r"|failed to map segment"         # a library that is loaded
     r"|can't start new thread"
     r"|could not create a primitive$", re.I)  # oneDNN
 

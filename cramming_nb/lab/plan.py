@@ -229,7 +229,7 @@ class Candidate:
     loss: float           # predicted, in nats
     error: float          # half of the 95 % interval of this prediction, in nats
     extrapolation: float  # times beyond the measured runs
-    enough: bool          # whether it gets enough tokens for the law to hold, and to learn
+    enough: bool          # for the law to hold, and to be better than a uniform guess
 
     def size_name(self) -> str:
         "Layers and width."
